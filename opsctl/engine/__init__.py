@@ -1,0 +1,1 @@
+"""Playbooks: loading, templating, observe, plan, apply, undo, and the order of hosts."""

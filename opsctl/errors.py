@@ -1,0 +1,121 @@
+"""Every way opsctl can end, and every error it raises.
+
+    OpsctlError
+    ├── UsageError          what the user wrote cannot be used: arguments, inventory, playbook, a local file
+    ├── Unreachable         a host could not be reached, or was lost
+    │   ├── HostKeyError    its key is unknown or has changed
+    │   └── AuthFailed
+    ├── RemoteError         the host was reached and refused or failed an operation
+    │   └── Conflict        it is no longer as it was observed; nothing was overwritten
+    ├── Locked              another operator holds the host
+    ├── TaskFailed          a task of a play failed
+    ├── GateFailed          a measured value does not satisfy a gate
+    └── Unreadable          an input file is damaged or hostile
+
+An error says what was being done, where, what was seen, and what to do next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes, the same for every command. Part of the interface: see docs/reference/exit-codes.md."""
+
+    DONE = 0  # done, nothing to do, or fit
+    BUG = 1  # an error in opsctl itself
+    USAGE = 2  # what the user wrote cannot be used; no host was touched
+    CHANGES = 3  # changes are needed (check mode with --exit-code, patch --status, lint findings)
+    FAILED = 4  # a task failed, and what it had done was left (on_failure: stop | continue)
+    UNREACHABLE = 5  # a host could not be reached, or was lost
+    LOCKED = 6  # another operator holds the host
+    ROLLED_BACK = 7  # something failed, and every change was undone
+    CONFLICT = 8  # the host or tree is not as expected; nothing was overwritten
+    GATE = 9  # a measured value is below its gate
+    DEGRADED = 10  # drafter: would serve, but badly; health: warnings; diagnose: a cause was found
+    UNFIT = 11  # drafter: would not serve; health: a check failed
+    UNREADABLE = 12  # an input is damaged or hostile
+    ROLLBACK_FAILED = 13  # something failed, and not every change could be undone
+    INTERRUPTED = 130  # stopped by the user
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a file the user wrote. Lines and columns count from 1."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.file, *(str(n) for n in (self.line, self.column) if n is not None)]
+        return ":".join(parts)
+
+
+class OpsctlError(Exception):
+    """An error with a place and a next step.
+
+    Args:
+        message: what was being done and what was seen, one sentence.
+        where: the host, or the place in a file.
+        hint: what to do next, ideally a command.
+    """
+
+    exit_code: Exit = Exit.FAILED
+
+    def __init__(self, message: str, *, where: str | Place | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class UsageError(OpsctlError, ValueError):
+    exit_code = Exit.USAGE
+
+
+class Unreachable(OpsctlError, ConnectionError):
+    exit_code = Exit.UNREACHABLE
+
+
+class HostKeyError(Unreachable):
+    pass
+
+
+class AuthFailed(Unreachable):
+    pass
+
+
+class RemoteError(OpsctlError):
+    """The agent refused or failed a call. `kind` is the agent's word for it: not-found, permission, no-space, timeout, ..."""
+
+    def __init__(
+        self, message: str, *, kind: str = "failed", where: str | Place | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.kind = kind
+
+
+class Conflict(RemoteError):
+    exit_code = Exit.CONFLICT
+
+
+class Locked(OpsctlError):
+    exit_code = Exit.LOCKED
+
+
+class TaskFailed(OpsctlError):
+    exit_code = Exit.FAILED
+
+
+class GateFailed(OpsctlError):
+    exit_code = Exit.GATE
+
+
+class Unreadable(OpsctlError, ValueError):
+    exit_code = Exit.UNREADABLE

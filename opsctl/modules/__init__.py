@@ -1,0 +1,1 @@
+"""One file per family of desired states. Modules never import one another."""

@@ -1,0 +1,1 @@
+"""Connections to hosts, the client side of the agent, bulk transfer, HTTP through the connection."""

@@ -1,0 +1,64 @@
+"""Text for people: safe to print, sizes and durations, the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_KEEP = {"\n", "\t"}
+
+
+def printable(text: str) -> str:
+    """`text` with every control, bidirectional-override and surrogate character escaped, so that it cannot drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in _KEEP or c.isprintable() else _escape(c) for c in text)
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """`text` as one printable line of at most `limit` characters."""
+    flat = printable(" ".join(text.split()))
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name most like `name`, if one is like it."""
+    by_lower = {v.lower(): v for v in valid}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest valid one, else all of them."""
+    names = sorted(valid)
+    close = nearest(name, names)
+    return f"did you mean {close!r}?" if close else f"valid: {', '.join(names)}"
+
+
+def size(n: float) -> str:
+    """Bytes for people, in binary units: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 0.123 -> '0.12 s', 75 -> '1 min 15 s'."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def _escape(c: str) -> str:
+    code = ord(c)
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
