@@ -92,7 +92,7 @@ class AuthFailed(Unreachable):
 
 
 class RemoteError(OpsctlError):
-    """The agent refused or failed a call. `kind` is the agent's word for it: not-found, permission, no-space, timeout, ..."""
+    """The agent refused or failed a call. `kind` is its word for why: not-found, permission, no-space, timeout, ..."""
 
     def __init__(
         self, message: str, *, kind: str = "failed", where: str | Place | None = None, hint: str | None = None

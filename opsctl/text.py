@@ -9,7 +9,7 @@ _KEEP = {"\n", "\t"}
 
 
 def printable(text: str) -> str:
-    """`text` with every control, bidirectional-override and surrogate character escaped, so that it cannot drive a terminal."""
+    """`text` with every character escaped that could drive a terminal: controls, text direction, surrogates."""
     if text.isprintable():
         return text
     return "".join(c if c in _KEEP or c.isprintable() else _escape(c) for c in text)

@@ -104,7 +104,7 @@ def run(args: list[str]) -> int:
         # The reader of our output has gone (`opsctl ... | head`); nothing is left to tell it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
-    except Exception:  # the last net: a bug, shown whole but with secrets masked
+    except Exception:  # noqa: BLE001  the last net: a bug, shown whole but with secrets masked
         _say(mask(traceback.format_exc()))
         _say("this is a bug in opsctl: please report it with the lines above")
         return Exit.BUG
@@ -139,8 +139,6 @@ def _version(value: bool) -> None:
 
 
 def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
-    ),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass

@@ -1,1 +1,1 @@
-"""Views of what happened: terminal, JSON lines, JUnit, HTML. They read events and results and do not know who produced them."""
+"""Views of what happened: terminal, JSON lines, JUnit, HTML. They read events and do not know who produced them."""
