@@ -1,0 +1,111 @@
+"""What crosses the wire, the same on both ends.
+
+A frame is two big-endian u32 lengths, a JSON header and a binary body:
+
+    controller -> host   {"id": 7, "call": "files.read", "args": {...}}             body: what the call takes
+                         {"id": 0, "load": "gpu"}                                   body: source of agent module `gpu`
+                         {"cancel": 7}
+    host -> controller   {"id": 7, "progress": {...}}                               any number, body allowed
+                         {"id": 7, "result": ...}                                   once, body allowed
+                         {"id": 7, "error": {"kind": ..., "message": ..., ...}}     instead of a result
+
+Answers come in any order. A call is `<agent module>.<function>`; functions are registered in the module's `CALLS`:
+
+    def read(call: Context, path: str, limit: int = 0):
+        return Reply({"size": n}, data)          # or any JSON value, when there is no body
+
+    CALLS = {"read": read}
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
+
+LENGTHS = struct.Struct(">II")
+MAX_HEADER = 64 << 20
+MAX_BODY = 64 << 20
+
+
+class Call(NamedTuple):
+    """One thing asked of the agent: data, so that it can be planned, journaled and compared."""
+
+    name: str
+    args: Dict[str, Any] = {}
+    body: bytes = b""
+
+
+class Reply(NamedTuple):
+    """What a call gives: a JSON value and, where the call has one, a body."""
+
+    result: Any
+    body: bytes = b""
+
+
+class AgentError(Exception):
+    """A call that failed, in words the controller can act on.
+
+    kind: not-found | permission | no-space | read-only | exists | conflict | timeout | busy | invalid | missing-tool |
+    locked | failed. Other fields (path, errno, holder, ...) say what about.
+    """
+
+    def __init__(self, kind: str, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.fields = fields
+
+
+class Context:
+    """What a call sees of its caller. This one serves calls made in the same process, without a wire."""
+
+    body: bytes = b""
+
+    def progress(self, data: Any, body: bytes = b"") -> None:
+        """Tell the caller how far the call has come."""
+
+    def cancelled(self) -> bool:
+        """Whether the caller has given up on this call."""
+        return False
+
+
+class ProtocolError(Exception):
+    """The peer does not speak this protocol."""
+
+
+def frame(header: Dict[str, Any], body: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    return LENGTHS.pack(len(head), len(body)) + head + body
+
+
+def read_frame(stream: BinaryIO) -> Optional[Tuple[Dict[str, Any], bytes]]:
+    """The next frame of `stream`, None at a clean end. Raises ProtocolError, EOFError inside a frame."""
+    lengths = _exactly(stream, LENGTHS.size, may_end=True)
+    if lengths is None:
+        return None
+    head_length, body_length = LENGTHS.unpack(lengths)
+    if head_length > MAX_HEADER or body_length > MAX_BODY:
+        raise ProtocolError("frame of %d + %d bytes" % (head_length, body_length))
+    try:
+        header = json.loads(_exactly(stream, head_length) or b"")
+    except ValueError:
+        raise ProtocolError("frame header is not JSON")
+    if not isinstance(header, dict):
+        raise ProtocolError("frame header is not an object")
+    return header, _exactly(stream, body_length) or b""
+
+
+def _exactly(stream: BinaryIO, count: int, may_end: bool = False) -> Optional[bytes]:
+    parts = []
+    missing = count
+    while missing:
+        part = stream.read(missing)
+        if not part:
+            if may_end and missing == count:
+                return None
+            raise EOFError("stream ended %d bytes early" % missing)
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
