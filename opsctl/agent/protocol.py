@@ -32,7 +32,7 @@ class Call(NamedTuple):
     """One thing asked of the agent: data, so that it can be planned, journaled and compared."""
 
     name: str
-    args: Dict[str, Any] = {}
+    args: Dict[str, Any] = {}  # noqa: RUF012  a tuple field, never changed in place
     body: bytes = b""
 
 
@@ -91,7 +91,7 @@ def read_frame(stream: BinaryIO) -> Optional[Tuple[Dict[str, Any], bytes]]:
     try:
         header = json.loads(_exactly(stream, head_length) or b"")
     except ValueError:
-        raise ProtocolError("frame header is not JSON")
+        raise ProtocolError("frame header is not JSON") from None
     if not isinstance(header, dict):
         raise ProtocolError("frame header is not an object")
     return header, _exactly(stream, body_length) or b""
