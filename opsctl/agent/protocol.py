@@ -3,6 +3,7 @@
 A frame is two big-endian u32 lengths, a JSON header and a binary body:
 
     controller -> host   {"id": 7, "call": "files.read", "args": {...}}             body: what the call takes
+                         {"id": 8, "call": ..., "after": [7]}                       starts when call 7 has ended
                          {"id": 0, "load": "gpu"}                                   body: source of agent module `gpu`
                          {"cancel": 7}
     host -> controller   {"id": 7, "progress": {...}}                               any number, body allowed
@@ -61,6 +62,7 @@ class Context:
     """What a call sees of its caller. This one serves calls made in the same process, without a wire."""
 
     body: bytes = b""
+    blobs: Optional[str] = None  # folder where a journaled call keeps before-images; None outside a journal
 
     def progress(self, data: Any, body: bytes = b"") -> None:
         """Tell the caller how far the call has come."""

@@ -1,0 +1,167 @@
+"""What a module is.
+
+A module knows one family of desired states. It says what to ask of a host (`observe`), and from the answers what is
+missing (`plan`): a `Change`, which carries its own application and its own undoing as plain agent calls, or None.
+It never touches a host itself. From this come check mode, diffs, idempotence and rollback, with no code per module.
+
+    observe ──calls──► host ──replies──► plan ──► Change(calls, undo, settle, diffs)
+                                                   │ journaled, then applied by the agent,
+                                                   │ each call only if the host is still as observed
+                                                   ▼
+                                                 result ──► what `register` gets
+
+Modules that measure or decide instead of changing (`probe`, `assert`) are `Action`s.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict
+
+from opsctl.agent.protocol import Call, Reply
+
+
+class ModuleArgs(BaseModel):
+    """Arguments of a module. Unknown names are errors; text becomes numbers only where the schema says number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+A = TypeVar("A", bound=ModuleArgs)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """A file before and after, None where it is absent. Views decide how to show it; `secret` ones are not shown."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What has to happen on one host, and how to take it back.
+
+    Attributes:
+        summary: one line, in the imperative: "create /etc/x, mode 0644".
+        calls: agent calls that bring the change about, in order. Each carries what was observed and refuses with a
+            conflict if that no longer holds.
+        undo: agent calls that take it back, in the order in which they are to run; every one does nothing where
+            there is nothing to take back, so that a half-applied change can be undone. None: cannot be undone.
+        settle: agent calls to run once, after everything of a run has been undone (start what was running before).
+        transfer: moves bytes to the host before `calls` run. Leaves nothing visible; continues where it was cut.
+        diffs: what `--diff` shows.
+        unknown: why check mode cannot tell whether this changes anything; None where it can.
+    """
+
+    summary: str
+    calls: tuple[Call, ...]
+    undo: tuple[Call, ...] | None = ()
+    settle: tuple[Call, ...] = ()
+    transfer: Callable[[Host, Progress], None] | None = None
+    diffs: tuple[FileDiff, ...] = ()
+    unknown: str | None = None
+
+
+Progress = Callable[[str, float | None], None]
+"""Tell how far something has come: a line of text, and a fraction from 0 to 1 where it is known."""
+
+
+class Host(Protocol):
+    """A connected host, as much of it as modules may use."""
+
+    @property
+    def name(self) -> str: ...
+
+    def call(
+        self,
+        call: Call,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[Any, bytes], None] | None = None,
+    ) -> Reply:
+        """One call, one round trip. Raises RemoteError, Unreachable."""
+        ...
+
+    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+        """Independent calls, all in one round trip, run side by side. Raises the first RemoteError."""
+        ...
+
+    def http(self, port: int) -> httpx.Client:
+        """A client whose requests reach 127.0.0.1:`port` of the host through the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a module may know besides its arguments.
+
+    Attributes:
+        host: name in the inventory.
+        variables: everything a template of this task may use, `sglang` settings of the host included.
+        find: the local file for a relative path: beside the playbook, then `files/` or `templates/` of the project,
+            then what opsctl ships. Raises UsageError naming the places looked at.
+        render: renders template text with `variables`; the name is for error messages.
+        check: whether this is check mode.
+    """
+
+    host: str
+    variables: Mapping[str, Any]
+    find: Callable[[str, str], Path]  # (kind: "files" | "templates", path)
+    render: Callable[[str, str], str]  # (text, name)
+    check: bool = False
+
+
+class Module(ABC, Generic[A]):
+    """A family of desired states. The class docstring is its documentation; its first line is the summary."""
+
+    name: ClassVar[str]
+    args: ClassVar[type[ModuleArgs]]
+    free_form: ClassVar[str | None] = None  # the argument that a bare string fills: `command: uptime`
+    examples: ClassVar[str] = ""  # YAML tasks, run by the tests
+
+    @abstractmethod
+    def observe(self, args: A, site: Site) -> Sequence[Call]:
+        """What must be known of the host. Calls without side effects. Pure but for reading local files."""
+
+    @abstractmethod
+    def plan(self, args: A, seen: Sequence[Reply], site: Site) -> Change | None:
+        """What is missing, None if nothing. `seen` has one reply per call of `observe`. Pure."""
+
+    def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+        """What `register` gets besides changed, failed, ...; `done` has the replies of the change's calls, if any ran."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an action found. `failed` says why it failed, None if it did not; `measures` are what gates may use."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    failed: str | None = None
+    hint: str | None = None
+    measures: dict[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()  # for people
+
+
+class Action(ABC, Generic[A]):
+    """A module that measures, checks or waits, and changes nothing. Read-only actions run in check mode as well."""
+
+    name: ClassVar[str]
+    args: ClassVar[type[ModuleArgs]]
+    free_form: ClassVar[str | None] = None
+    examples: ClassVar[str] = ""
+    read_only: ClassVar[bool] = True  # False: needs what the play has changed, so check mode reports it as unknown
+    measures: ClassVar[tuple[str, ...]] = ()  # names it may put into Outcome.measures, for lint of gates
+
+    @abstractmethod
+    def run(self, args: A, host: Host, site: Site, progress: Progress) -> Outcome:
+        """Do it. Raises RemoteError, Unreachable."""
