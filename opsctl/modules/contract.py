@@ -137,7 +137,7 @@ class Module(ABC, Generic[A]):
         """What is missing, None if nothing. `seen` has one reply per call of `observe`. Pure."""
 
     def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
-        """What `register` gets besides changed, failed, ...; `done` has the replies of the change's calls, if any ran."""
+        """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran."""
         return {}
 
 
