@@ -105,8 +105,7 @@ class _Session(paramiko.ServerInterface):
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        assert process.stdin and process.stdout
-        assert process.stderr
+        assert process.stdin and process.stdout and process.stderr
         outputs = [
             threading.Thread(target=_pump, args=(process.stdout.fileno(), channel.sendall), daemon=True),
             threading.Thread(target=_pump, args=(process.stderr.fileno(), channel.sendall_stderr), daemon=True),
