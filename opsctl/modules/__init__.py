@@ -1,1 +1,46 @@
-"""One file per family of desired states. Modules never import one another."""
+"""Families of desired states, one file each. `get` imports only the one that is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from opsctl.errors import UsageError
+from opsctl.text import did_you_mean
+
+if TYPE_CHECKING:
+    from opsctl.modules.contract import Action, Module
+
+# Name in a playbook -> "file of this package:class in it".
+MODULES: dict[str, str] = {
+    "assert": "assert_:Assert",
+    "command": "command:Command",
+    "copy": "copy:Copy",
+    "debug": "debug:Debug",
+    "facts": "facts:Facts",
+    "file": "file:File",
+    "git": "git:Git",
+    "http": "http:Http",
+    "line": "line:Line",
+    "process": "process:Process",
+    "raw": "raw:Raw",
+    "service": "service:Service",
+    "shell": "command:Shell",
+    "template": "template:Template",
+    "wait_for": "wait_for:WaitFor",
+}
+
+
+def names() -> list[str]:
+    """All module names, sorted."""
+    return sorted(MODULES)
+
+
+def get(name: str) -> Module[Any] | Action[Any]:
+    """The module called `name`. Raises UsageError with the nearest valid name."""
+    try:
+        where, cls = MODULES[name].split(":")
+    except KeyError:
+        raise UsageError(f"there is no module {name!r}", hint=did_you_mean(name, MODULES)) from None
+    module: Module[Any] | Action[Any] = getattr(importlib.import_module(f"opsctl.modules.{where}"), cls)()
+    return module

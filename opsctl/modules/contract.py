@@ -28,7 +28,10 @@ from opsctl.agent.protocol import Call, Reply
 
 
 class ModuleArgs(BaseModel):
-    """Arguments of a module. Unknown names are errors; text becomes numbers only where the schema says number."""
+    """Arguments of a module. Unknown names are errors; text becomes numbers only where the schema says number.
+
+    Fields with `json_schema_extra={"raw": True}` hold expressions: they are not rendered as templates.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -110,6 +113,7 @@ class Site:
         find: the local file for a relative path: beside the playbook, then `files/` or `templates/` of the project,
             then what opsctl ships. Raises UsageError naming the places looked at.
         render: renders template text with `variables`; the name is for error messages.
+        evaluate: value of an expression over `variables`, as in `when`. Raises UsageError.
         check: whether this is check mode.
     """
 
@@ -117,6 +121,7 @@ class Site:
     variables: Mapping[str, Any]
     find: Callable[[str, str], Path]  # (kind: "files" | "templates", path)
     render: Callable[[str, str], str]  # (text, name)
+    evaluate: Callable[[str], Any]
     check: bool = False
 
 
@@ -137,7 +142,10 @@ class Module(ABC, Generic[A]):
         """What is missing, None if nothing. `seen` has one reply per call of `observe`. Pure."""
 
     def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
-        """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran."""
+        """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran.
+
+        A key `changed` in it wins over the fact that calls ran: a command may know that it changed nothing.
+        """
         return {}
 
 
@@ -161,6 +169,10 @@ class Action(ABC, Generic[A]):
     examples: ClassVar[str] = ""
     read_only: ClassVar[bool] = True  # False: needs what the play has changed, so check mode reports it as unknown
     measures: ClassVar[tuple[str, ...]] = ()  # names it may put into Outcome.measures, for lint of gates
+
+    def reads_only(self, args: A) -> bool:
+        """Whether this may run in check mode."""
+        return self.read_only
 
     @abstractmethod
     def run(self, args: A, host: Host, site: Site, progress: Progress) -> Outcome:

@@ -1,0 +1,182 @@
+"""How a path is, as plain data; whether it is as expected; replacing it in one step.
+
+A state is `{"kind": "absent"}`, or one of
+    {"kind": "file", "mode", "uid", "gid", "owner", "group", "size", "sha256"}     sha256 only where it was asked for
+    {"kind": "dir", "mode", "uid", "gid", "owner", "group"}
+    {"kind": "link", "target", "uid", "gid", "owner", "group"}
+    {"kind": "other", "mode", ...}                                                 sockets, devices, pipes
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import hashlib
+import os
+import pwd
+import stat as st
+from typing import Any, BinaryIO, Dict, Iterable, Optional, Union
+
+from opsctl.agent.durable import sync_folder
+from opsctl.agent.protocol import AgentError, Context
+
+State = Dict[str, Any]
+CHUNK = 1 << 20
+SHAPE = ("kind", "sha256", "target")  # what a path is
+ATTRIBUTES = ("mode", "uid", "gid")  # changed one by one, so a change cut half way leaves a mixture
+ABSENT: State = {"kind": "absent"}
+
+
+def absolute(path: str) -> str:
+    """`path` with ~ expanded. Raises AgentError for a relative path: the agent has no working folder of its own."""
+    full = os.path.expanduser(path)
+    if not os.path.isabs(full) or "\0" in full:
+        raise AgentError("invalid", "not an absolute path: %r" % path, path=path)
+    return os.path.normpath(full)
+
+
+def state(path: str, digest: bool = True, call: Optional[Context] = None) -> State:
+    """The state of `path` itself; a symbolic link is not followed."""
+    try:
+        info = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return dict(ABSENT)
+    found: State = {"uid": info.st_uid, "gid": info.st_gid, "owner": _user(info.st_uid), "group": _group(info.st_gid)}
+    if st.S_ISLNK(info.st_mode):
+        return dict(found, kind="link", target=os.readlink(path))
+    found["mode"] = st.S_IMODE(info.st_mode)
+    if st.S_ISDIR(info.st_mode):
+        return dict(found, kind="dir")
+    if not st.S_ISREG(info.st_mode):
+        return dict(found, kind="other")
+    found.update(kind="file", size=info.st_size)
+    if digest:
+        found["sha256"] = sha256(path, call)
+    return found
+
+
+def sha256(path: str, call: Optional[Context] = None) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for part in parts(stream):
+            if call is not None and call.cancelled():
+                raise AgentError("failed", "cancelled while reading %s" % path, path=path)
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def parts(stream: BinaryIO) -> Iterable[bytes]:
+    while True:
+        part = stream.read(CHUNK)
+        if not part:
+            return
+        yield part
+
+
+def differs(now: State, expected: State) -> Optional[str]:
+    """How `now` is not as expected, in words; None if it is. Only what `expected` mentions is compared."""
+    for key in SHAPE + ATTRIBUTES:
+        if key in expected and key in now and now[key] != expected[key]:
+            return "%s is %s, not %s" % (key, _shown(key, now[key]), _shown(key, expected[key]))
+        if key in ("kind", "target") and key in expected and key not in now:
+            return "it is a %s" % now["kind"]
+    return None
+
+
+def demand(path: str, now: State, expected: Optional[State]) -> None:
+    """Raise a conflict unless `path` is as it was observed."""
+    difference = differs(now, expected) if expected else None
+    if difference:
+        raise AgentError("conflict", "%s has changed since it was looked at: %s" % (path, difference), path=path)
+
+
+def between(now: State, before: State, after: State) -> bool:
+    """Whether `now` is the before state, the after state, or what a change cut half way leaves of the two."""
+    shaped = any(all(now.get(k) == side.get(k) for k in SHAPE) for side in (before, after))
+    return shaped and all(now.get(k) in (before.get(k), after.get(k)) for k in ATTRIBUTES)
+
+
+def uid_of(owner: Union[str, int, None]) -> int:
+    """-1 (leave) for None. Raises AgentError for an unknown user."""
+    if owner is None:
+        return -1
+    if isinstance(owner, int) or owner.isdigit():
+        return int(owner)
+    try:
+        return pwd.getpwnam(owner).pw_uid
+    except KeyError:
+        raise AgentError("invalid", "there is no user %r on this host" % owner) from None
+
+
+def gid_of(group: Union[str, int, None]) -> int:
+    if group is None:
+        return -1
+    if isinstance(group, int) or group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise AgentError("invalid", "there is no group %r on this host" % group) from None
+
+
+def dress(target: Union[str, int], mode: Optional[int], uid: int, gid: int) -> None:
+    """Set owner, then mode: changing the owner clears set-user-id bits."""
+    if uid != -1 or gid != -1:
+        os.chown(target, uid, gid)
+    if mode is not None:
+        os.chmod(target, mode)
+
+
+def beside(path: str) -> str:
+    """A name for a temporary thing in the same folder, so that a rename replaces `path` in one step."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, ".%s.opsctl-%s" % (name[:200], os.urandom(6).hex()))
+
+
+def copy_xattrs(source: str, target: str) -> None:
+    """Extended attributes (ACLs, SELinux labels, capabilities) as far as the file system and our rights go."""
+    try:
+        names = os.listxattr(source, follow_symlinks=False)
+    except OSError:
+        return
+    for name in names:
+        try:
+            os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EACCES, errno.ENODATA, errno.EINVAL):
+                raise
+
+
+def fsynced(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def moved(source: str, target: str) -> None:
+    """Rename and make it durable in both folders."""
+    os.replace(source, target)
+    for folder in {os.path.dirname(source), os.path.dirname(target)}:
+        sync_folder(folder)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _shown(key: str, value: Any) -> str:
+    if key == "mode" and isinstance(value, int):
+        return "%04o" % value
+    return value[:12] if key == "sha256" else str(value)

@@ -1,0 +1,21 @@
+"""Where opsctl keeps what must outlive a run on the host: journals, locks, records of processes it started."""
+
+from __future__ import annotations
+
+import os
+
+
+def state_dir(*parts: str) -> str:
+    """The state folder, or a folder below it, made if need be and readable by its owner alone.
+
+    OPSCTL_STATE_DIR if set, else /var/lib/opsctl for root, else $XDG_STATE_HOME/opsctl (~/.local/state/opsctl).
+    """
+    base = os.environ.get("OPSCTL_STATE_DIR")
+    if not base and os.geteuid() == 0:
+        base = "/var/lib/opsctl"
+    if not base:
+        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        base = os.path.join(home, "opsctl")
+    path = os.path.join(base, *parts)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
