@@ -1,0 +1,48 @@
+"""From a host's settings to how it is reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opsctl.remote.spec import ConnectionSpec, Timeouts
+
+if TYPE_CHECKING:
+    from opsctl.inventory.hosts import InventoryHost
+
+
+def connection_spec(host: InventoryHost) -> ConnectionSpec:
+    """What the inventory says about reaching `host`; what it leaves open is for the user's SSH configuration."""
+    said = host.settings
+    become = {True: "root", False: None}.get(said.become, said.become) if isinstance(said.become, bool) else said.become
+    given = said.timeouts
+    timeouts = Timeouts(**{k: getattr(given, k) for k in given.model_fields_set}) if given else Timeouts()
+    return ConnectionSpec(
+        name=host.name,
+        connection=said.connection or "ssh",
+        address=said.address,
+        port=said.port,
+        user=said.user,
+        keys=tuple(_local(host.folder, key) for key in _several(said.key)),
+        jump=tuple(_several(said.jump)),
+        password=said.password,
+        become_password=said.become_password,
+        become=become or None,
+        python=said.python,
+        host_keys=tuple(_several(said.host_key)),
+        known_hosts=_local(host.folder, said.known_hosts) if said.known_hosts else None,
+        ssh_config=_local(host.folder, said.ssh_config) if said.ssh_config else None,
+        state_dir=said.state_dir,
+        timeouts=timeouts,
+    )
+
+
+def _several(value: list[str] | str | None) -> list[str]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+def _local(folder: Path, path: str) -> str:
+    """A path of this machine as the inventory means it: relative to its own folder."""
+    return str(folder / Path(path).expanduser())

@@ -1,0 +1,99 @@
+"""Hosts with everything that holds for them, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opsctl.errors import UsageError
+from opsctl.inventory import patterns
+from opsctl.inventory.model import Settings, SglangSettings
+
+if TYPE_CHECKING:
+    from opsctl.remote.spec import ConnectionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryHost:
+    """One host.
+
+    Attributes:
+        settings: what defaults, groups and the host itself say, the nearest first, key by key.
+        groups: the groups it is in, from the outermost to the nearest.
+        variables: for playbooks; `sglang`, `inventory_hostname` and `group_names` are among them.
+        folder: what relative paths of the inventory are relative to.
+    """
+
+    name: str
+    settings: Settings
+    groups: tuple[str, ...]
+    variables: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def sglang(self) -> SglangSettings:
+        return self.settings.sglang or SglangSettings()
+
+    def connection(self) -> ConnectionSpec:
+        """How to reach it."""
+        from opsctl.inventory.connection import connection_spec
+
+        return connection_spec(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All hosts and groups of one file, in its order."""
+
+    file: str | None
+    hosts: Mapping[str, InventoryHost]
+    groups: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+    def select(self, pattern: str = "all") -> list[InventoryHost]:
+        """The hosts that `pattern` names (`a:&b:!c`). Raises UsageError if that is none.
+
+        Without an inventory file, names that are no pattern are taken as SSH destinations, `localhost` as this machine.
+        """
+        if self.file is None:
+            return _destinations(pattern)
+        known = dict(self.hosts)
+        if "localhost" in pattern and "localhost" not in known and "localhost" not in self.groups:
+            known["localhost"] = _bare("localhost", "local")
+            order: Sequence[str] = ["localhost", *self.hosts] if pattern != "all" else list(self.hosts)
+        else:
+            order = list(self.hosts)
+        try:
+            names = patterns.select(pattern, order, self.groups)
+        except UsageError as error:
+            raise UsageError(error.message, where=self.file, hint=error.hint) from None
+        if not names:
+            raise UsageError(
+                f"the pattern {pattern!r} matches no host",
+                where=self.file,
+                hint="opsctl inventory list shows all hosts and groups",
+            )
+        return [known[name] for name in names]
+
+
+def _destinations(pattern: str) -> list[InventoryHost]:
+    if pattern in ("all", "*"):
+        raise UsageError("there is no inventory.yaml here", hint="name one with -i FILE, or write one with opsctl init")
+    hosts = []
+    for word in pattern.split(","):
+        user, _, name = word.strip().rpartition("@")
+        if not name or any(c in name for c in "*?[]:&! /"):
+            raise UsageError(
+                f"there is no inventory.yaml here, and {pattern!r} is no host name",
+                hint="name an inventory with -i FILE, or write one with opsctl init",
+            )
+        hosts.append(_bare(name, "local" if name == "localhost" else "ssh", user or None))
+    return hosts
+
+
+def _bare(name: str, connection: str, user: str | None = None) -> InventoryHost:
+    settings = Settings.model_validate({"connection": connection, "user": user})
+    variables = {"inventory_hostname": name, "group_names": [], "sglang": SglangSettings().model_dump()}
+    return InventoryHost(name, settings, (), variables, Path.cwd())

@@ -1,0 +1,130 @@
+"""What an inventory file may say."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from opsctl.secret import Secret
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def _secret(value: Any) -> Any:
+    return Secret(value) if isinstance(value, str) else value
+
+
+SecretText = Annotated[
+    Secret,
+    BeforeValidator(_secret, json_schema_input_type=str),
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, coerce_numbers_to_str=True, protected_namespaces=()
+    )
+
+
+class SglangSettings(_Strict):
+    """Where SGLang lives on a host and how it is served."""
+
+    checkout: str | None = Field(None, description="Folder of the SGLang source tree on the host.")
+    environment: str | None = Field(
+        None, description="Virtual or conda environment that serves: its bin/python is used."
+    )
+    python: str | None = Field(None, description="Interpreter that serves, where `environment` does not name it.")
+    launch: list[str] | str | None = Field(None, description="Launch command: a list of words, or one shell line.")
+    unit: str | None = Field(None, description="systemd unit that serves, where one does.")
+    unit_scope: Literal["system", "user"] = Field("system", description="Whose systemd the unit belongs to.")
+    bind: str = Field("127.0.0.1", description="Address the server listens on, as the host itself reaches it.")
+    port: int = Field(30000, ge=1, le=65535, description="Port the server listens on.")
+    api_key: SecretText | None = Field(None, description="API key of the server: !env, !file or !cmd.")
+    model_path: str | None = Field(None, description="Model that is served: folder on the host or hub name.")
+    tp: int | None = Field(None, ge=1, description="Tensor parallel size.")
+    log: str | None = Field(None, description="Log file of the server on the host.")
+    weights_root: str | None = Field(None, description="Folder on the host that holds weights.")
+    releases: str | None = Field(None, description="Folder of drafter releases. Default: releases/ in weights_root.")
+
+    @property
+    def interpreter(self) -> str | None:
+        """The Python that serves."""
+        return self.python or (f"{self.environment.rstrip('/')}/bin/python" if self.environment else None)
+
+    @property
+    def releases_folder(self) -> str | None:
+        """Where drafter releases go."""
+        return self.releases or (f"{self.weights_root.rstrip('/')}/releases" if self.weights_root else None)
+
+
+class Timeouts(_Strict):
+    """Seconds to wait at most for each step of connecting, and for an answer."""
+
+    tcp: float = Field(10, gt=0)
+    banner: float = Field(15, gt=0)
+    auth: float = Field(30, gt=0)
+    channel: float = Field(15, gt=0)
+    call: float = Field(120, gt=0)
+
+
+class Settings(_Strict):
+    """What can be said of a host, of a group of hosts, and of all hosts. The nearest to the host wins, key by key."""
+
+    connection: Literal["ssh", "local"] | None = Field(None, description="`local` runs on this machine, without SSH.")
+    address: str | None = Field(None, description="Name or address to connect to; default: the host's name.")
+    port: int | None = Field(None, ge=1, le=65535, description="SSH port.")
+    user: str | None = Field(None, description="SSH user.")
+    key: list[str] | str | None = Field(None, description="Private key file, or several.")
+    jump: list[str] | str | None = Field(None, description="Jump host `[user@]host[:port]`, or several in order.")
+    password: SecretText | None = Field(None, description="SSH password: !env, !file or !cmd.")
+    become: bool | str | None = Field(None, description="true: become root through sudo; a name: become that user.")
+    become_password: SecretText | None = Field(None, description="sudo password: !env, !file or !cmd.")
+    python: str | None = Field(None, description="Python 3.8 or later on the host that runs the agent.")
+    host_key: list[str] | str | None = Field(
+        None, description="The host's key or its SHA256 fingerprint: nothing else is trusted."
+    )
+    known_hosts: str | None = Field(None, description="known_hosts file to use instead of ~/.ssh/known_hosts.")
+    ssh_config: str | None = Field(None, description="ssh_config file to use instead of ~/.ssh/config.")
+    state_dir: str | None = Field(None, description="Folder on the host for journals and locks.")
+    timeouts: Timeouts | None = None
+    sglang: SglangSettings | None = None
+    vars: dict[str, Any] = Field(default_factory=dict, description="Variables for playbooks and templates.")
+
+    @field_validator("vars", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("vars")
+    @classmethod
+    def _variable_names(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name in value:
+            if not VARIABLE.match(name):
+                raise ValueError(f"{name!r} cannot be a variable: letters, digits and _ only, no digit first")
+        return value
+
+
+class Group(Settings):
+    """A group of hosts and of other groups."""
+
+    hosts: list[str] = Field(default_factory=list, description="Names of hosts of this group.")
+    children: list[str] = Field(default_factory=list, description="Names of groups whose hosts belong to this one too.")
+
+
+class InventoryFile(_Strict):
+    """Hosts, groups of hosts, and what holds for all of them."""
+
+    defaults: Settings = Field(default_factory=Settings, description="What holds for every host.")
+    groups: dict[str, Group] = Field(default_factory=dict)
+    hosts: dict[str, Settings] = Field(default_factory=dict)
+
+    @field_validator("hosts", "groups", mode="before")
+    @classmethod
+    def _nothing_said(cls, value: Any) -> Any:
+        """`name:` with nothing behind it is a host or group of which nothing more is said."""
+        if isinstance(value, dict):
+            return {name: {} if said is None else said for name, said in value.items()}
+        return {} if value is None else value

@@ -1,0 +1,84 @@
+"""Secrets named in YAML by where they come from: `!env NAME`, `!file PATH`, `!cmd [PROGRAM, ARGUMENT...]`.
+
+They are looked up when first used, not when the file is read, so that a run that needs no password asks for none.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from opsctl.errors import Place, UsageError
+from opsctl.secret import Secret, remember
+
+_COMMAND_TIMEOUT = 60.0  # seconds; a password manager may have to ask its user
+TAGS = ("!env", "!file", "!cmd")
+
+
+class LateSecret(Secret):
+    """A secret that is looked up once, when it is first revealed. Raises UsageError if it cannot be had."""
+
+    __slots__ = ("_found", "_lock", "_look_up", "described")
+
+    def __init__(self, look_up: Callable[[], str], described: str) -> None:
+        self._look_up = look_up
+        self._found: str | None = None
+        self._lock = threading.Lock()
+        self.described = described
+
+    def reveal(self) -> str:
+        with self._lock:
+            if self._found is None:
+                self._found = self._look_up()
+        remember(self._found)
+        return self._found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other.reveal() == self.reveal()
+
+    def __hash__(self) -> int:
+        return hash((LateSecret, self.described))
+
+
+def late_secret(tag: str, words: list[str], place: Place) -> LateSecret:
+    """The secret that `tag` (one of TAGS) with its `words` stands for. Relative paths are relative to the YAML file."""
+    folder = Path(place.file).parent
+    described = f"{tag} {' '.join(words)}"
+    if tag == "!env":
+        return LateSecret(lambda: _from_env(words[0], place), described)
+    if tag == "!file":
+        return LateSecret(lambda: _from_file(folder / Path(words[0]).expanduser(), place), described)
+    return LateSecret(lambda: _from_command(words, folder, place), described)
+
+
+def _from_env(name: str, place: Place) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise UsageError(
+            f"the environment variable {name} is not set", where=place, hint=f"export {name}=... and run again"
+        ) from None
+
+
+def _from_file(path: Path, place: Place) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"the secret file {path} cannot be read: {reason}", where=place) from None
+
+
+def _from_command(words: list[str], folder: Path, place: Place) -> str:
+    try:
+        done = subprocess.run(  # the words are the user's own and go to no shell
+            words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"the secret command {words[0]!r} did not run: {error}", where=place) from None
+    if done.returncode != 0:
+        # Its output may hold the secret, so only the exit status is told.
+        raise UsageError(f"the secret command {words[0]!r} ended with status {done.returncode}", where=place)
+    return done.stdout.decode(errors="replace").rstrip("\n")

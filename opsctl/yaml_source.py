@@ -1,0 +1,213 @@
+"""YAML with the place of every key and value, and without YAML's guesses.
+
+Plain scalars become `true`/`false`, null, decimal integers and decimal fractions; everything else stays text (`no`,
+`08`, `1e3`, `0644`, dates). A fraction remembers how it was written, so that a schema that wants text gets `1.10`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opsctl.errors import Place, UsageError
+from opsctl.secret_sources import TAGS, late_secret
+from opsctl.text import did_you_mean, one_line
+
+DocPath = tuple[str | int, ...]
+"""Where a value stands in a document: keys and list indexes from the top."""
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
+_FRACTION = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?\Z")
+_CORE = "tag:yaml.org,2002:"
+_MOST_NODES = 200_000  # aliases of aliases can stand for billions of nodes
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Fraction(float):
+    """A number with the text it was written as."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Fraction:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One YAML document: plain values, and where each stands in the file."""
+
+    file: str
+    value: Any
+    keys: Mapping[DocPath, tuple[int, int]]
+    values: Mapping[DocPath, tuple[int, int]]
+
+    def place(self, path: Sequence[str | int] = ()) -> Place:
+        """Where the value at `path` stands, or the nearest thing around it."""
+        return self._place(self.values, path)
+
+    def key_place(self, path: Sequence[str | int]) -> Place:
+        """Where the key that `path` ends with stands, or the nearest thing around it."""
+        return self._place(self.keys, path)
+
+    def _place(self, first: Mapping[DocPath, tuple[int, int]], path: Sequence[str | int]) -> Place:
+        wanted = tuple(path)
+        found = first.get(wanted)
+        while found is None and wanted:
+            found = self.values.get(wanted)
+            wanted = wanted[:-1]
+        line, column = found or self.values.get((), (1, 1))
+        return Place(self.file, line, column)
+
+
+def read_yaml(path: Path, shown: str | None = None) -> Source:
+    """The YAML file at `path`. Raises UsageError with the place of what is wrong."""
+    try:
+        text = path.read_bytes()
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder, expected a YAML file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    return parse_yaml(text, shown or str(path))
+
+
+def parse_yaml(text: bytes | str, file: str) -> Source:
+    """The one YAML document in `text`; `file` names it in messages. Raises UsageError."""
+    try:
+        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1 if isinstance(text, bytes) else None
+        raise UsageError("the file is not UTF-8 text", where=Place(file, line)) from None
+    try:
+        node = yaml.compose(decoded, Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        raise _malformed(error, file) from None
+    except yaml.reader.ReaderError as error:
+        line = decoded[: error.position].count("\n") + 1 if isinstance(error.position, int) else None
+        raise UsageError(
+            f"the file holds a character that YAML does not allow: {error.reason}", where=Place(file, line)
+        ) from None
+    except RecursionError:
+        raise UsageError("the file is nested too deeply", where=Place(file)) from None
+    builder = _Builder(file)
+    try:
+        value = None if node is None else builder.build(node, ())
+    except RecursionError:
+        raise UsageError("the file is nested too deeply", where=Place(file)) from None
+    return Source(file, value, builder.keys, builder.values)
+
+
+def plain_scalar(text: str) -> Any:
+    """What an unquoted scalar stands for: also used for values given on the command line."""
+    match text:
+        case "true":
+            return True
+        case "false":
+            return False
+        case "" | "~" | "null":
+            return None
+    if _INTEGER.match(text) and len(text) < 4000:
+        return int(text)
+    return Fraction(text) if _FRACTION.match(text) else text
+
+
+class _Builder:
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.keys: dict[DocPath, tuple[int, int]] = {}
+        self.values: dict[DocPath, tuple[int, int]] = {}
+        self._open: set[int] = set()
+        self._built = 0
+
+    def build(self, node: yaml.Node, path: DocPath) -> Any:
+        self._built += 1
+        if self._built > _MOST_NODES:
+            raise self._error(node, "the document is too large when its aliases are expanded")
+        if id(node) in self._open:
+            raise self._error(node, "this alias stands for something that contains itself")
+        self.values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
+        if node.tag.startswith("!"):
+            return self._tagged(node)
+        self._open.add(id(node))
+        try:
+            match node:
+                case yaml.MappingNode():
+                    return self._mapping(node, path)
+                case yaml.SequenceNode():
+                    return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
+        finally:
+            self._open.discard(id(node))
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, path: DocPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_CORE}merge":
+                merged |= self._merge(value_node, path)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.startswith("!"):
+                hint = 'put quotes around a template: "{{ name }}"' if isinstance(key_node, yaml.MappingNode) else None
+                raise self._error(key_node, "a key must be plain text", hint)
+            key = str(key_node.value)
+            if key in result:
+                first = Place(self.file, *self.keys[(*path, key)])
+                raise self._error(key_node, f"the key {key!r} stands here twice", f"the first one is at {first}")
+            self.keys[(*path, key)] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+            result[key] = self.build(value_node, (*path, key))
+        return {**merged, **result} if merged else result
+
+    def _merge(self, node: yaml.Node, path: DocPath) -> dict[str, Any]:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[str, Any] = {}
+        for part in reversed(parts):
+            if not isinstance(part, yaml.MappingNode):
+                raise self._error(part, "`<<` needs a mapping, or a list of mappings")
+            merged |= self.build(part, path)
+        return merged
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        text = str(node.value)
+        plain = isinstance(node, yaml.ScalarNode) and not node.style and node.tag != f"{_CORE}str"
+        return plain_scalar(text) if plain else text
+
+    def _tagged(self, node: yaml.Node) -> Any:
+        tag = node.tag
+        if tag == "!vault":
+            raise self._error(node, "Ansible Vault values are not read", "use !file, !env or !cmd [program, ...]")
+        if tag not in TAGS:
+            raise self._error(node, f"unknown tag {tag}", did_you_mean(tag, TAGS))
+        place = Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+        if isinstance(node, yaml.ScalarNode) and node.value:
+            # One word is one argument: nothing here is split as a shell would.
+            return late_secret(tag, [str(node.value)], place)
+        if tag == "!cmd" and isinstance(node, yaml.SequenceNode) and node.value:
+            return late_secret(tag, [str(item.value) for item in node.value], place)
+        expected = "a list: !cmd [program, argument]" if tag == "!cmd" else f"one word: {tag} NAME"
+        raise self._error(node, f"{tag} takes {expected}")
+
+    def _error(self, node: yaml.Node, message: str, hint: str | None = None) -> UsageError:
+        place = Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+        return UsageError(message, where=place, hint=hint)
+
+
+def _malformed(error: yaml.MarkedYAMLError, file: str) -> UsageError:
+    mark = error.problem_mark or error.context_mark
+    place = Place(file, mark.line + 1, mark.column + 1) if mark else Place(file)
+    problem = one_line(error.problem or "cannot be read")
+    hint = None
+    if "\\t" in problem or "character that cannot start any token" in problem:
+        hint = "indent with spaces; put quotes around text that begins with @, `, % or a tab"
+    elif "mapping values are not allowed" in problem:
+        hint = "check the indentation, and put quotes around text with a colon in it"
+    context = f" ({one_line(error.context)})" if error.context else ""
+    return UsageError(f"malformed YAML: {problem}{context}", where=place, hint=hint)

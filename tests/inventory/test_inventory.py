@@ -1,0 +1,217 @@
+"""What an inventory file means: merging, patterns, secrets, Ansible's format, and what is said of a bad one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opsctl.errors import UsageError
+from opsctl.inventory import Inventory, load
+from opsctl.secret import mask
+from opsctl.text import printable
+
+GOOD = """\
+defaults:
+  user: root
+  vars: {colour: grey, size: 1}
+groups:
+  gpu:
+    children: [blackwell]
+    port: 2200
+    vars: {colour: red, place: gpu}
+    sglang: {port: 31000, weights_root: /data}
+  blackwell:
+    hosts: [b1, b2]
+    vars: {place: blackwell}
+    sglang: {tp: 8}
+  spare:
+    hosts: [b2, c1]
+hosts:
+  b1:
+    address: 10.0.0.1
+    key: ~/.ssh/b1
+    vars: {size: 2}
+  b2:
+  c1: {user: ops, sglang: {model_path: "3207427"}}
+"""
+
+
+def inventory(tmp_path: Path, text: str) -> Inventory:
+    (tmp_path / "inventory.yaml").write_text(text)
+    return load(tmp_path / "inventory.yaml")
+
+
+def names(inv: Inventory, pattern: str) -> list[str]:
+    return [h.name for h in inv.select(pattern)]
+
+
+def test_the_nearest_to_the_host_wins_key_by_key(tmp_path: Path) -> None:
+    b1, b2, c1 = inventory(tmp_path, GOOD).select("all")
+    assert (b1.settings.user, b1.settings.port, b1.settings.address) == ("root", 2200, "10.0.0.1")
+    assert (c1.settings.user, c1.settings.port) == ("ops", None)
+    assert b1.variables["colour"] == "red"  # a group over the defaults
+    assert b1.variables["place"] == "blackwell"  # the nearer group over the outer one
+    assert (b1.variables["size"], b2.variables["size"]) == (2, 1)  # the host over the defaults
+    # One key of a section does not drop the others, nor their defaults.
+    assert (b1.sglang.port, b1.sglang.tp, b1.sglang.releases_folder) == (31000, 8, "/data/releases")
+    assert (c1.sglang.port, c1.sglang.model_path) == (30000, "3207427")
+    assert b1.variables["group_names"] == ["gpu", "blackwell"]
+    assert b1.variables["sglang"]["tp"] == 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("all", ["b1", "b2", "c1"]),
+        ("blackwell", ["b1", "b2"]),
+        ("gpu", ["b1", "b2"]),
+        ("blackwell:spare", ["b1", "b2", "c1"]),
+        ("c1,b1", ["b1", "c1"]),
+        ("blackwell:&spare", ["b2"]),
+        ("blackwell:!spare", ["b1"]),
+        ("!b1", ["b2", "c1"]),
+        ("b*", ["b1", "b2"]),
+        ("all:!b?", ["c1"]),
+    ],
+)
+def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+    assert names(inventory(tmp_path, GOOD), pattern) == expected
+
+
+@pytest.mark.parametrize(("pattern", "hint"), [("blakwell", "blackwell"), ("b1:!b1", "inventory list"), ("x*", "all")])
+def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path, pattern: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        inventory(tmp_path, GOOD).select(pattern)
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        ("hosts:\n  a:\n    adress: 1.2.3.4\n", 3, 5, ["adress", "address"]),
+        ("hosts:\n  a:\n    port: ssh\n", 3, 11, ["whole number", "'ssh'"]),
+        ("hosts:\n  a: {port: 70000}\n", 2, 13, ["65535"]),
+        ("hosts:\n  a: {sglang: {prot: 1}}\n", 2, 16, ["prot", "port"]),
+        ("hosts:\n  a:\n  a:\n", 3, 3, ["twice", "2:3"]),
+        ("hosts: [a\n", 2, 1, ["malformed"]),
+        ("hosts: {a: {}}\ngroups:\n  g: {hosts: [a, bb]}\n", 3, 18, ["bb"]),
+        ("groups:\n  g: {children: [h]}\n  h: {children: [g]}\n", 2, 17, ["contain one another"]),
+        ("hosts:\n  a: {vars: {my-var: 1}}\n", 2, 13, ["my-var"]),
+        ("hosts:\n  a: {password: !env }\n", 2, 17, ["!env"]),
+        ("hosts:\n  a: {password: !enf X}\n", 2, 17, ["!enf", "!env"]),
+        ("hosts:\n  a b: {}\n", 2, 3, ["a b"]),
+        ("- a\n- b\n", 1, 1, ["mapping"]),
+        ("hosts: &x\n  a: *x\n", 1, 8, ["itself"]),
+        ("host:\n  a: {}\n", 1, 1, ["host", "hosts"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(
+    tmp_path: Path, text: str, line: int, column: int, words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        inventory(tmp_path, text)
+    error = caught.value
+    assert str(error.where).endswith(f"inventory.yaml:{line}:{column}"), str(error)
+    for word in words:
+        assert word in f"{error} {error.hint}"
+
+
+def test_yaml_guesses_nothing(tmp_path: Path) -> None:
+    text = "hosts:\n  a:\n    python: 3.10\n    user: no\n"
+    text += "    vars: {a: no, b: 08, c: 1e3, d: 0644, e: 1.50, f: 12:30:00, g: true}\n"
+    host = inventory(tmp_path, text).select("a")[0]
+    assert (host.settings.python, host.settings.user) == ("3.10", "no")
+    found = {k: host.variables[k] for k in "abcdefg"}
+    assert found == {"a": "no", "b": "08", "c": "1e3", "d": "0644", "e": 1.5, "f": "12:30:00", "g": True}
+
+
+def test_aliases_that_stand_for_billions_are_refused(tmp_path: Path) -> None:
+    lines = ["x0: &x0 [a, a, a, a, a, a, a, a, a, a]"]
+    lines += [f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]" for n in range(1, 10)]
+    with pytest.raises(UsageError, match="too large"):
+        inventory(tmp_path, "\n".join(lines))
+
+
+def test_secrets_are_looked_up_late_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPSCTL_TEST_KEY", raising=False)
+    (tmp_path / "pw").write_text("hunter2hunter2\n")
+    text = (
+        "hosts:\n  a:\n    password: !file pw\n    become_password: !cmd [printf, '%s', s3cretw0rd]\n"
+        "    sglang: {api_key: !env OPSCTL_TEST_KEY}\n    vars: {token: !cmd [false, xx]}\n"
+    )
+    host = inventory(tmp_path, text).select("a")[0]
+    settings = host.settings
+    assert settings.password is not None
+    assert settings.become_password is not None
+    assert host.sglang.api_key is not None
+    shown = f"{settings!r} {host!r} {host.variables}"
+    assert settings.password.reveal() == "hunter2hunter2"
+    assert settings.become_password.reveal() == "s3cretw0rd"
+    assert "hunter2" not in shown
+    assert mask("pw is hunter2hunter2!") == "pw is ***!"
+    with pytest.raises(UsageError) as caught:
+        host.sglang.api_key.reveal()
+    assert "OPSCTL_TEST_KEY" in str(caught.value)
+    assert str(caught.value.where).endswith("inventory.yaml:5:23")
+    monkeypatch.setenv("OPSCTL_TEST_KEY", "later")
+    assert host.sglang.api_key.reveal() == "later"
+    with pytest.raises(UsageError, match="status 1"):
+        host.variables["token"].reveal()
+
+
+ANSIBLE = """\
+all:
+  vars: {ansible_user: root, region: eu}
+  children:
+    gpu:
+      hosts:
+        gpu[01:03]:
+        special:
+          ansible_host: 10.1.1.1
+          ansible_port: 2222
+          ansible_ssh_common_args: -o ProxyJump=ops@bastion -o Compression=yes
+          ansible_become: yes
+          ansible_become_user: sglang
+      vars: {ansible_python_interpreter: /usr/bin/python3.12, tier: 1}
+    local:
+      hosts:
+        here: {ansible_connection: local}
+"""
+
+
+def test_ansible_inventories_load_as_they_are(tmp_path: Path) -> None:
+    inv = inventory(tmp_path, ANSIBLE)
+    assert names(inv, "gpu") == ["gpu01", "gpu02", "gpu03", "special"]
+    special = inv.select("special")[0]
+    s = special.settings
+    assert (s.address, s.port, s.user, s.become, s.jump) == ("10.1.1.1", 2222, "root", "sglang", ["ops@bastion"])
+    assert s.python == "/usr/bin/python3.12"
+    assert (special.variables["region"], special.variables["tier"]) == ("eu", 1)
+    assert inv.select("here")[0].settings.connection == "local"
+    assert [n for n in inv.notes if "Compression=yes" in n]
+
+
+def test_a_mistake_in_an_ansible_inventory_has_a_place(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        inventory(tmp_path, "gpu:\n  hosts:\n    a: {ansible_port: many}\n")
+    assert str(caught.value.where).endswith("inventory.yaml:3:8")
+
+
+def test_without_an_inventory_names_are_ssh_destinations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPSCTL_INVENTORY", raising=False)
+    inv = load()
+    host = inv.select("ops@gpu1")[0]
+    assert (host.name, host.settings.user) == ("gpu1", "ops")
+    assert inv.select("localhost")[0].settings.connection == "local"
+    with pytest.raises(UsageError):
+        inv.select("all")
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00", b"a: \x07", b"[" * 5000, b"%YAML 9\n---\n", b"a: 'b", b"\t- x"])
+def test_damaged_files_are_told_as_such(tmp_path: Path, bad: bytes) -> None:
+    (tmp_path / "inventory.yaml").write_bytes(bad)
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path / "inventory.yaml")
+    assert printable(str(caught.value)) == str(caught.value)
