@@ -1,0 +1,110 @@
+"""Who a process is, from /proc: a pid alone is never enough, since pids are used again."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, NamedTuple, Optional
+
+
+class Process(NamedTuple):
+    """One line of /proc/PID/stat, as much of it as identifies a process. `start` is in clock ticks since boot."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    start: int
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in ("Z", "X")
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as stream:
+        return stream.read().strip()
+
+
+def look(pid: int) -> Optional[Process]:
+    """The process with this pid, None if there is none."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stream:
+            line = stream.read()
+    except OSError:
+        return None
+    fields = line[line.rindex(b")") + 2 :].split()  # the name in brackets may hold anything, brackets too
+    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def session(sid: int) -> List[Process]:
+    """Living processes of a session. It stays with its members when their parent dies or they change their title."""
+    found = []
+    for name in os.listdir("/proc"):
+        process = look(int(name)) if name.isdigit() else None
+        if process is not None and process.session == sid and process.alive:
+            found.append(process)
+    return found
+
+
+def executable(pid: int) -> Optional[str]:
+    """Path of the running program, None where we may not know."""
+    try:
+        return os.readlink("/proc/%d/exe" % pid)
+    except OSError:
+        return None
+
+
+def owner(pid: int) -> Optional[int]:
+    try:
+        return os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return None
+
+
+def command(pid: int, limit: int = 400) -> str:
+    """Its arguments, as it shows them."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as stream:
+            words = stream.read(limit).rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode("utf-8", "backslashreplace")
+
+
+def listener(port: int) -> Optional[Dict[str, Any]]:
+    """Whoever listens on a TCP port: {"pid", "command"}, pid None where we may not know; None if no one listens."""
+    inodes = _listening(port)
+    if not inodes:
+        return None
+    wanted = {"socket:[%s]" % inode for inode in inodes}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        folder = "/proc/%s/fd" % name
+        try:
+            if any(_link(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder)):
+                return {"pid": int(name), "command": command(int(name))}
+        except OSError:
+            continue
+    return {"pid": None, "command": ""}
+
+
+def _listening(port: int) -> List[str]:
+    inodes = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as stream:
+                rows = [line.split() for line in stream.readlines()[1:]]
+        except OSError:
+            continue
+        # 0A is LISTEN; the address is HEX:PORT
+        inodes += [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+    return inodes
+
+
+def _link(path: str) -> Optional[str]:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
