@@ -1,0 +1,181 @@
+"""`opsctl probe`: measure acceptance length, throughput and latency of a running server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opsctl.errors import Exit, UsageError
+from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.sglang.chat_template import ChatTemplate
+    from opsctl.sglang.probe import Plan, Progress
+    from opsctl.sglang.probe_findings import Finding
+    from opsctl.sglang.probe_result import Baseline
+
+app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+_REQUEST_TIMEOUT = 600.0  # seconds without a byte from the server; a long prompt may wait for its turn that long
+
+
+@app.callback(invoke_without_command=True)
+def probe(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(help="Address of the server, such as http://127.0.0.1:30000.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSONL file: messages, prompt or input_ids a line.")] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests at a time, one level after the other: 1,4,16.")] = "1",
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, max=2.0, help="Probe once more at this temperature.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN|TPS", help="A probe without speculation, or its tokens/s per request.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="The model's folder, for servers that do not render messages.")
+    ] = None,
+    gate: Annotated[list[str] | None, typer.Option(help='Condition that must hold: "accept_length>=3.0".')] = None,
+    api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure acceptance length, throughput and latency."""
+    if context.invoked_subcommand:
+        return
+    if url is None:
+        raise UsageError("nothing to probe", hint="give the server's address: opsctl probe --url http://HOST:PORT")
+    import httpx
+
+    from opsctl.cli import probe_view
+    from opsctl.secret import Secret
+    from opsctl.sglang import gates, probe_store
+    from opsctl.sglang.http import Server
+    from opsctl.sglang.probe import measure
+    from opsctl.sglang.probe_findings import findings
+    from opsctl.sglang.probe_result import summarise, to_json, words
+
+    wanted = [gates.parse_gate(text) for text in gate or []]
+    known = _baseline(baseline)
+    plan = _plan(prompts, concurrency, max_tokens, temperature)
+    key = os.environ.get(api_key_env) or None
+    timeout = httpx.Timeout(_REQUEST_TIMEOUT, connect=10)
+    limits = httpx.Limits(max_connections=max(plan.concurrency) + 1)
+    with httpx.Client(base_url=_address(url), timeout=timeout, limits=limits, trust_env=False) as http:
+        server = Server(http, Secret(key) if key else None)
+        template = _template(chat_template, server)
+        measured = measure(server, plan, template, _progress())
+    summary = summarise(measured, known)
+    noticed = findings(measured, summary, with_key=bool(key))
+    result = to_json(measured, summary) | {"url": url, "findings": [_finding_json(f) for f in noticed]}
+    outcomes = gates.judge(wanted, result)
+    result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]
+    run = probe_store.keep(result, url.split("://")[-1])
+    if as_json:
+        typer.echo(json.dumps(result | {"run": run}))
+    else:
+        sentence = words(summary, measured.info.speculative_num_steps)
+        for line in probe_view.lines(result, sentence, noticed, outcomes):
+            typer.echo(printable(line))
+        typer.echo(f"kept as run {run}")
+    if not all(o.holds for o in outcomes):
+        raise typer.Exit(Exit.GATE)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A run's name, or the file of a result.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare two results."""
+    from opsctl.cli import probe_view
+    from opsctl.sglang import probe_store
+
+    rows = probe_store.compare(probe_store.load(a), probe_store.load(b))
+    if as_json:
+        typer.echo(json.dumps({r.name: {"a": r.a, "b": r.b, "clear": r.clear} for r in rows}))
+        return
+    for r in rows:
+        verdict = {True: "  differs", False: "  within the uncertainty", None: ""}[r.clear]
+        typer.echo(f"{r.name:32} {probe_view.number(r.a):>10} {probe_view.number(r.b):>10}{verdict}")
+
+
+def _plan(prompts: Path | None, concurrency: str, max_tokens: int, temperature: float | None) -> Plan:
+    from opsctl.sglang.probe import Plan
+    from opsctl.sglang.prompts import built_in, read_prompts
+
+    if not re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", concurrency):
+        raise UsageError(f"not a list of numbers: {concurrency!r}", where="--concurrency", hint="write 1,4,16")
+    levels = tuple(dict.fromkeys(int(n) for n in concurrency.split(",")))
+    return Plan(read_prompts(prompts) if prompts else built_in(), levels, max_tokens, temperature)
+
+
+def _baseline(text: str | None) -> Baseline | None:
+    from opsctl.sglang import probe_store
+    from opsctl.sglang.probe_result import Baseline
+
+    if text is None:
+        return None
+    if re.fullmatch(r"\d+(\.\d+)?", text) and not Path(text).exists() and float(text) < 1e6:
+        if float(text) == 0:
+            raise UsageError("a baseline of 0 tokens/s", where="--baseline")
+        return Baseline(float(text))
+    result = probe_store.load(text)
+    if result["accept_length"] is not None:
+        raise UsageError(
+            f"{text} was measured with speculation", where="--baseline", hint="name a probe of a server without it"
+        )
+    first: dict[str, Any] = next(iter(result["throughput"].values()), {})
+    if not first.get("per_request"):
+        raise UsageError(f"{text} holds no tokens/s", where="--baseline")
+    return Baseline(first["per_request"], tuple(result.get("outputs", {}).items()))
+
+
+def _address(url: str) -> str:
+    if not re.match(r"https?://[^/\s]+", url):
+        raise UsageError(f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000")
+    return url
+
+
+def _template(given: Path | None, server: Any) -> ChatTemplate | None:
+    """The template of the folder that was named, else of the model's own folder where this machine has it."""
+    from opsctl.sglang.chat_template import read_template
+
+    info = server.info()
+    place = given or Path(info.tokenizer_path or info.model_path or "")
+    if not place.is_dir():
+        if given:
+            raise UsageError(f"not a folder: {given}", where="--chat-template")
+        return None
+
+    def read(name: str) -> str | None:
+        path = place / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    found = read_template(read)
+    if given and not found:
+        raise UsageError(f"no chat template in {given}", where="--chat-template")
+    return found
+
+
+def _progress() -> Callable[[Progress], None] | None:
+    """A line on stderr that is rewritten; nothing when nobody watches."""
+    if not sys.stderr.isatty():
+        return None
+
+    def told(p: Progress) -> None:
+        end = "\n" if p.done == p.of else ""
+        line = f"\r{p.done}/{p.of} answers, {p.concurrency} at a time, {p.verify_steps} verify steps"
+        typer.echo(line + end, err=True, nl=False)
+
+    return told
+
+
+def _finding_json(f: Finding) -> dict[str, str]:
+    return {"id": f.id, "severity": str(f.severity), "message": printable(f.message), "hint": f.hint}
