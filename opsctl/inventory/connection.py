@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 def connection_spec(host: InventoryHost) -> ConnectionSpec:
     """What the inventory says about reaching `host`; what it leaves open is for the user's SSH configuration."""
     said = host.settings
-    become = {True: "root", False: None}.get(said.become, said.become) if isinstance(said.become, bool) else said.become
+    become = said.become
     given = said.timeouts
     timeouts = Timeouts(**{k: getattr(given, k) for k in given.model_fields_set}) if given else Timeouts()
+    known_hosts = tuple(_local(host.folder, file) for file in _several(said.known_hosts))
     return ConnectionSpec(
         name=host.name,
         connection=said.connection or "ssh",
@@ -24,15 +25,16 @@ def connection_spec(host: InventoryHost) -> ConnectionSpec:
         port=said.port,
         user=said.user,
         keys=tuple(_local(host.folder, key) for key in _several(said.key)),
-        jump=tuple(_several(said.jump)),
+        jump=",".join(_several(said.jump)) or None,
         password=said.password,
         become_password=said.become_password,
-        become=become or None,
+        become="root" if become is True else become or None,
         python=said.python,
-        host_keys=tuple(_several(said.host_key)),
-        known_hosts=_local(host.folder, said.known_hosts) if said.known_hosts else None,
-        ssh_config=_local(host.folder, said.ssh_config) if said.ssh_config else None,
+        host_key=said.host_key,
+        known_hosts=known_hosts or None,
+        ssh_config=_local(host.folder, said.ssh_config) if said.ssh_config not in (None, "none") else said.ssh_config,
         state_dir=said.state_dir,
+        attempts=said.attempts or 3,
         timeouts=timeouts,
     )
 

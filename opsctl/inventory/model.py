@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
+from opsctl.quantities import Duration
 from opsctl.secret import Secret
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
@@ -17,10 +18,11 @@ def _secret(value: Any) -> Any:
     return Secret(value) if isinstance(value, str) else value
 
 
-SecretText = Annotated[
-    Secret,
-    BeforeValidator(_secret, json_schema_input_type=str),
-]
+_PLAIN_SECRET = Annotated[Secret, WithJsonSchema({"type": "string"})]
+SecretText = Annotated[_PLAIN_SECRET, BeforeValidator(_secret)]
+"""A secret; text in clear becomes one."""
+
+TextOrSecret = str | _PLAIN_SECRET
 
 
 class _Strict(BaseModel):
@@ -37,7 +39,12 @@ class SglangSettings(_Strict):
         None, description="Virtual or conda environment that serves: its bin/python is used."
     )
     python: str | None = Field(None, description="Interpreter that serves, where `environment` does not name it.")
-    launch: list[str] | str | None = Field(None, description="Launch command: a list of words, or one shell line.")
+    launch: dict[str, Any] | list[str] | str | None = Field(
+        None,
+        description="Launch command: words, one shell line, or a mapping of launch_server flags.",
+    )
+    container: str | None = Field(None, description="Name of the docker container that serves, where one does.")
+    env: dict[str, TextOrSecret] = Field(default_factory=dict, description="Environment variables of the server.")
     unit: str | None = Field(None, description="systemd unit that serves, where one does.")
     unit_scope: Literal["system", "user"] = Field("system", description="Whose systemd the unit belongs to.")
     bind: str = Field("127.0.0.1", description="Address the server listens on, as the host itself reaches it.")
@@ -61,13 +68,13 @@ class SglangSettings(_Strict):
 
 
 class Timeouts(_Strict):
-    """Seconds to wait at most for each step of connecting, and for an answer."""
+    """How long each step of connecting may take."""
 
-    tcp: float = Field(10, gt=0)
-    banner: float = Field(15, gt=0)
-    auth: float = Field(30, gt=0)
-    channel: float = Field(15, gt=0)
-    call: float = Field(120, gt=0)
+    connect: Duration = Field(10.0, description="TCP, or the proxy command.")
+    banner: Duration = Field(30.0, description="The server's introduction and the agreement on keys.")
+    auth: Duration = Field(30.0, description="The server's judgement of one key or password.")
+    channel: Duration = Field(30.0, description="Opening a channel.")
+    sudo: Duration = Field(30.0, description="sudo asking, or letting us in.")
 
 
 class Settings(_Strict):
@@ -83,12 +90,16 @@ class Settings(_Strict):
     become: bool | str | None = Field(None, description="true: become root through sudo; a name: become that user.")
     become_password: SecretText | None = Field(None, description="sudo password: !env, !file or !cmd.")
     python: str | None = Field(None, description="Python 3.8 or later on the host that runs the agent.")
-    host_key: list[str] | str | None = Field(
-        None, description="The host's key or its SHA256 fingerprint: nothing else is trusted."
+    host_key: str | None = Field(
+        None,
+        description="The host's key (`ssh-ed25519 AAAA...`) or its `SHA256:...` fingerprint: nothing else is trusted.",
     )
-    known_hosts: str | None = Field(None, description="known_hosts file to use instead of ~/.ssh/known_hosts.")
+    known_hosts: list[str] | str | None = Field(None, description="Files to use instead of ~/.ssh/known_hosts.")
     ssh_config: str | None = Field(None, description="ssh_config file to use instead of ~/.ssh/config.")
     state_dir: str | None = Field(None, description="Folder on the host for journals and locks.")
+    attempts: int | None = Field(
+        None, ge=1, description="Connection attempts, where the failure is of a kind that passes."
+    )
     timeouts: Timeouts | None = None
     sglang: SglangSettings | None = None
     vars: dict[str, Any] = Field(default_factory=dict, description="Variables for playbooks and templates.")
@@ -100,7 +111,7 @@ class Settings(_Strict):
 
     @field_validator("vars")
     @classmethod
-    def _variable_names(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _variable_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if not VARIABLE.match(name):
                 raise ValueError(f"{name!r} cannot be a variable: letters, digits and _ only, no digit first")

@@ -215,3 +215,16 @@ def test_damaged_files_are_told_as_such(tmp_path: Path, bad: bytes) -> None:
     with pytest.raises(UsageError) as caught:
         load(tmp_path / "inventory.yaml")
     assert printable(str(caught.value)) == str(caught.value)
+
+
+def test_how_a_host_is_reached(tmp_path: Path) -> None:
+    text = (
+        "defaults: {become: true, timeouts: {connect: 1m}}\n"
+        "hosts:\n  a: {key: keys/a, jump: [ops@j1, j2], user: me, host_key: SHA256:abc}\n  b: {become: false}\n"
+    )
+    a, b = inventory(tmp_path, text).select("all")
+    spec = a.connection()
+    assert (spec.name, spec.address, spec.user, spec.jump) == ("a", None, "me", "ops@j1,j2")
+    assert spec.keys == (str(tmp_path / "keys/a"),)
+    assert (spec.become, spec.host_key, spec.timeouts.connect, spec.timeouts.auth) == ("root", "SHA256:abc", 60.0, 30.0)
+    assert b.connection().become is None

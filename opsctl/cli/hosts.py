@@ -1,0 +1,86 @@
+"""What every command that works on hosts has in common: its options, and doing something on many hosts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+
+import typer
+
+from opsctl.errors import Exit, OpsctlError, UsageError
+
+if TYPE_CHECKING:
+    from opsctl.inventory import InventoryHost
+    from opsctl.remote.host import RemoteHost
+
+InventoryOption = Annotated[
+    str | None,
+    typer.Option("--inventory", "-i", metavar="FILE", help="Inventory (default: inventory.yaml here or above)."),
+]
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host", "--limit", "-H", metavar="PATTERN", help="Hosts and groups: a:b either, a:&b both, a:!c not."
+    ),
+]
+
+T = TypeVar("T")
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    """What came of the work on one host: a value, or an error."""
+
+    host: InventoryHost
+    value: T | None = None
+    error: OpsctlError | None = None
+
+
+def chosen(inventory: str | None, pattern: str | None, default: str = "all") -> list[InventoryHost]:
+    """The hosts that the options name. Raises UsageError."""
+    from opsctl.inventory import load
+
+    return load(inventory).select(pattern or default)
+
+
+def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:
+    """The one host that the options name. Raises UsageError if they name several."""
+    hosts = chosen(inventory, pattern)
+    if len(hosts) > 1:
+        names = ", ".join(host.name for host in hosts[:5]) + (", ..." if len(hosts) > 5 else "")
+        raise UsageError(f"one host is needed, and {len(hosts)} are meant: {names}", hint="choose one with --host NAME")
+    return hosts[0]
+
+
+def on_each(
+    hosts: Sequence[InventoryHost], work: Callable[[RemoteHost, InventoryHost], T], *, at_once: int = _AT_ONCE
+) -> list[Done[T]]:
+    """Connect to every host and do `work` there, side by side. What goes wrong on one does not disturb the others."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from opsctl.remote.host import connect
+
+    def one(host: InventoryHost) -> Done[T]:
+        try:
+            with connect(host.connection()) as remote:
+                return Done(host, work(remote, host))
+        except OpsctlError as error:
+            error.where = error.where or host.name
+            return Done(host, error=error)
+
+    if len(hosts) == 1:
+        return [one(hosts[0])]
+    with ThreadPoolExecutor(max_workers=min(at_once, len(hosts)), thread_name_prefix="host") as pool:
+        return list(pool.map(one, hosts))
+
+
+def tell_errors(done: Sequence[Done[T]]) -> Exit:
+    """Print the errors, one per host, on stderr. The exit code is that of the first one, else DONE."""
+    from opsctl.cli.main import tell
+
+    errors = [one.error for one in done if one.error]
+    for error in errors:
+        tell(error)
+    return errors[0].exit_code if errors else Exit.DONE

@@ -1,0 +1,136 @@
+"""`opsctl inventory`: list, check and trust hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
+from opsctl.errors import Exit, UsageError
+from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.inventory import Inventory, InventoryHost
+    from opsctl.remote.host import RemoteHost
+
+app = typer.Typer(help="List, check and trust hosts.", no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+PatternArgument = Annotated[str | None, typer.Argument(metavar="[PATTERN]", help="Hosts; default: all.")]
+
+
+@app.command("list")
+def list_(
+    pattern: PatternArgument = None,
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    variables: Annotated[bool, typer.Option("--vars", help="Show the variables of each host.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Hosts, their groups and how they are reached.
+
+    Example: opsctl inventory list 'blackwell:!spare' --vars
+    """
+    from opsctl.inventory import load
+    from opsctl.secret import masked
+
+    loaded = load(inventory)
+    hosts = loaded.select(pattern or host or "all")
+    if as_json:
+        shown = {"inventory": loaded.file, "hosts": [_as_data(h) for h in hosts], "groups": _groups(loaded)}
+        typer.echo(json.dumps(masked(shown), indent=2, default=str))
+        return
+    width = max(len(h.name) for h in hosts)
+    for one in hosts:
+        typer.echo(printable(f"{one.name:<{width}}  {_reached(one)}  [{', '.join(one.groups)}]"))
+        if variables:
+            for name, value in sorted(one.variables.items()):
+                typer.echo(printable(f"    {name}: {json.dumps(masked(value), ensure_ascii=False, default=str)}"))
+    for note in loaded.notes:
+        typer.echo(printable(f"note: {note}"), err=True)
+
+
+@app.command()
+def check(
+    pattern: PatternArgument = None,
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Connect to every host and say who we are there, with which Python, and what is not honoured.
+
+    Example: opsctl inventory check blackwell
+    """
+    hosts = chosen(inventory, pattern or host)
+    done = on_each(hosts, _look)
+    if as_json:
+        rows = [d.value or {"host": d.host.name, "error": str(d.error)} for d in done]
+        typer.echo(json.dumps({"hosts": rows}, indent=2))
+        return next((int(d.error.exit_code) for d in done if d.error), Exit.DONE)
+    for one in done:
+        if one.value:
+            seen = one.value
+            typer.echo(printable(f"{seen['host']}: ok, {seen['user']}@{seen['node']}, Python {seen['python']}"))
+            for warning in seen["warnings"]:
+                typer.echo(printable(f"    not honoured: {warning}"))
+    return tell_errors(done)
+
+
+@app.command()
+def trust(
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Hosts whose keys to trust.")],
+    inventory: InventoryOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Show the keys of hosts, ask, and add them to known_hosts.
+
+    Compare each fingerprint with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, on its console.
+    """
+    from opsctl.remote.trust import accept, look
+
+    hosts = chosen(inventory, pattern)
+    found = [look(h.connection()) for h in hosts if h.settings.connection != "local"]
+    new = [one for one in found if not one.known]
+    for one in found:
+        typer.echo(printable(f"{one.name}: {one.key.type} {one.key.fingerprint} ({one.verdict.value})"))
+    if not new:
+        typer.echo("nothing to add")
+        return Exit.DONE
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("there is nobody to ask whether to trust these keys", hint="look at them, then add --yes")
+        typer.confirm(f"Trust {'this key' if len(new) == 1 else f'these {len(new)} keys'}?", abort=True)
+    for one in new:
+        accept(one)
+        typer.echo(printable(f"{one.name}: added to {one.file}"))
+    return Exit.DONE
+
+
+def _look(remote: RemoteHost, host: InventoryHost) -> dict[str, Any]:
+    from opsctl.agent.protocol import Call
+
+    told = remote.call(Call("agent.hello"), timeout=60).result
+    return {"host": host.name, "user": told["user"], "node": told["node"], "python": told["python"],
+            "host_key": remote.fingerprint, "warnings": list(remote.warnings)}  # fmt: skip
+
+
+def _as_data(host: InventoryHost) -> dict[str, Any]:
+    said = host.settings.model_dump(exclude_none=True, exclude={"vars", "sglang"})
+    return {"name": host.name, "groups": list(host.groups), "connection": said, "vars": dict(host.variables)}
+
+
+def _groups(inventory: Inventory) -> dict[str, list[str]]:
+    return {name: list(members) for name, members in inventory.groups.items()}
+
+
+def _reached(host: InventoryHost) -> str:
+    said = host.settings
+    if said.connection == "local":
+        return "this machine"
+    user = f"{said.user}@" if said.user else ""
+    port = f":{said.port}" if said.port else ""
+    become = f", becomes {'root' if said.become is True else said.become}" if said.become else ""
+    return f"{user}{said.address or host.name}{port}{become}"
