@@ -17,8 +17,10 @@ An error says what was being done, where, what was seen, and what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -92,13 +94,23 @@ class AuthFailed(Unreachable):
 
 
 class RemoteError(OpsctlError):
-    """The agent refused or failed a call. `kind` is its word for why: not-found, permission, no-space, timeout, ..."""
+    """The agent refused or failed a call. `kind` is its word for why: not-found, permission, no-space, timeout, ...
+
+    `fields` holds what else the agent told: path, errno, replies of the calls before the failed one, ...
+    """
 
     def __init__(
-        self, message: str, *, kind: str = "failed", where: str | Place | None = None, hint: str | None = None
+        self,
+        message: str,
+        *,
+        kind: str = "failed",
+        where: str | Place | None = None,
+        hint: str | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.kind = kind
+        self.fields: Mapping[str, Any] = fields or {}
 
 
 class Conflict(RemoteError):
@@ -106,7 +118,20 @@ class Conflict(RemoteError):
 
 
 class Locked(OpsctlError):
+    """Somebody else holds the host. `holder` says who: who, run, since, host, as far as they told."""
+
     exit_code = Exit.LOCKED
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | Place | None = None,
+        hint: str | None = None,
+        holder: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.holder: Mapping[str, Any] = holder or {}
 
 
 class TaskFailed(OpsctlError):

@@ -6,9 +6,11 @@ A frame is two big-endian u32 lengths, a JSON header and a binary body:
                          {"id": 8, "call": ..., "after": [7]}                       starts when call 7 has ended
                          {"id": 0, "load": "gpu"}                                   body: source of agent module `gpu`
                          {"cancel": 7}
+                         {"ping": 1}                                                answered at once with {"pong": 1}
     host -> controller   {"id": 7, "progress": {...}}                               any number, body allowed
                          {"id": 7, "result": ...}                                   once, body allowed
                          {"id": 7, "error": {"kind": ..., "message": ..., ...}}     instead of a result
+                         {"need": "gpu"}                                            answered with a `load` of that module, no body: none
 
 Answers come in any order. A call is `<agent module>.<function>`; functions are registered in the module's `CALLS`:
 
@@ -48,7 +50,7 @@ class AgentError(Exception):
     """A call that failed, in words the controller can act on.
 
     kind: not-found | permission | no-space | read-only | exists | conflict | timeout | busy | invalid | missing-tool |
-    locked | failed. Other fields (path, errno, holder, ...) say what about.
+    locked | lost | failed. Other fields (path, errno, holder, ...) say what about.
     """
 
     def __init__(self, kind: str, message: str, **fields: Any) -> None:
@@ -70,6 +72,12 @@ class Context:
     def cancelled(self) -> bool:
         """Whether the caller has given up on this call."""
         return False
+
+    def started(self, group: int) -> None:
+        """A process group was started for this call: it is killed when the controller goes away."""
+
+    def ended(self, group: int) -> None:
+        """That process group has ended, or is meant to outlive the connection."""
 
 
 class ProtocolError(Exception):

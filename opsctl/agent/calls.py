@@ -1,0 +1,71 @@
+"""Finding and making calls by name, and putting what went wrong into words the controller can act on."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import traceback
+from typing import Any, Callable, Dict
+
+from opsctl.agent.protocol import AgentError, Context, Reply
+
+KINDS = {
+    errno.ENOENT: "not-found",
+    errno.ENOTDIR: "not-found",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.ENOSPC: "no-space",
+    errno.EDQUOT: "no-space",
+    errno.EROFS: "read-only",
+    errno.EEXIST: "exists",
+    errno.ENOTEMPTY: "exists",
+    errno.EBUSY: "busy",
+    errno.ETXTBSY: "busy",
+    errno.ETIMEDOUT: "timeout",
+    errno.ENAMETOOLONG: "invalid",
+    errno.EISDIR: "invalid",
+    errno.EINVAL: "invalid",
+}
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function behind a call name. Raises AgentError invalid."""
+    area, _, function = name.partition(".")
+    if not area.isidentifier() or not function:
+        raise AgentError("invalid", "%r is no call" % name)
+    try:
+        module = importlib.import_module("opsctl.agent." + area)
+    except ModuleNotFoundError as error:
+        if error.name != "opsctl.agent." + area:
+            raise
+        raise AgentError("invalid", "there is no agent module %r" % area) from None
+    found = getattr(module, "CALLS", {}).get(function)
+    if found is None:
+        raise AgentError("invalid", "agent module %r has no call %r" % (area, function))
+    return found  # type: ignore[no-any-return]
+
+
+def invoke(name: str, args: Dict[str, Any], context: Context) -> Reply:
+    """Make a call. Raises whatever the call raises."""
+    result = find(name)(context, **args)
+    return result if isinstance(result, Reply) else Reply(result)
+
+
+def describe(error: BaseException) -> Dict[str, Any]:
+    """An exception as the `error` of a frame."""
+    if isinstance(error, AgentError):
+        return dict(error.fields, kind=error.kind, message=error.message)
+    if isinstance(error, OSError) and error.errno is not None:
+        told: Dict[str, Any] = {"kind": KINDS.get(error.errno, "failed"), "errno": error.errno}
+        path = _text(error.filename) if error.filename is not None else None
+        told["message"] = "%s: %s" % (path, error.strerror) if path else str(error.strerror)
+        if path:
+            told["path"] = path
+        return told
+    # Anything else is a fault in the agent itself: say where, so that it can be reported.
+    trace = traceback.format_exception(type(error), error, error.__traceback__)
+    return {"kind": "failed", "message": "%s: %s" % (type(error).__name__, error), "trace": "".join(trace[-8:])}
+
+
+def _text(path: Any) -> str:
+    return path.decode("utf-8", "backslashreplace") if isinstance(path, bytes) else str(path)

@@ -1,0 +1,178 @@
+"""The agent's heart: reads frames, runs calls side by side, answers, and cleans up once its controller is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import zlib
+from typing import Any, BinaryIO, Dict, Iterable, List, Set
+
+from opsctl.agent import calls, durable, loader
+from opsctl.agent.protocol import AgentError, Context, ProtocolError, frame, read_frame
+
+GRACE = 5.0  # seconds that calls get to end by themselves once the controller is gone
+KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL for what they had started
+
+
+class _Gone(Exception):
+    """Told by signal that the controller is gone."""
+
+
+class Running(Context):
+    """A call of the controller, as the call sees it."""
+
+    def __init__(self, agent: Agent, number: int, name: str, args: Dict[str, Any], body: bytes) -> None:
+        self.agent, self.number, self.name, self.args, self.body = agent, number, name, args, body
+        self.waits_for: Set[int] = set()
+        self._cancel = threading.Event()
+
+    def progress(self, data: Any, body: bytes = b"") -> None:
+        self.agent.send({"id": self.number, "progress": data}, body)
+
+    def cancelled(self) -> bool:
+        return self._cancel.is_set()
+
+    def cancel(self) -> None:
+        self._cancel.set()
+
+    def started(self, group: int) -> None:
+        self.agent.groups.add(group)
+
+    def ended(self, group: int) -> None:
+        self.agent.groups.discard(group)
+
+
+class Agent:
+    """One controller, any number of calls at a time."""
+
+    def __init__(self, source: BinaryIO, sink: int) -> None:
+        self.groups: Set[int] = set()
+        self._source, self._sink = source, sink
+        self._writing = threading.Lock()
+        self._idle = threading.Condition()
+        self._calls: Dict[int, Running] = {}  # running or waiting, by number
+
+    def serve(self) -> None:
+        """Answer until the input ends, then clean up."""
+        try:
+            while True:
+                received = read_frame(self._source)
+                if received is None:
+                    break
+                self._take(*received)
+        except (EOFError, OSError, ProtocolError, _Gone):
+            pass
+        self._clean_up()
+
+    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
+        """Write one frame; a controller that is gone is noticed by the reader, so that is no error here."""
+        self._write(frame(header, body))
+
+    def _write(self, data: bytes) -> None:
+        with self._writing, contextlib.suppress(OSError):
+            durable.write_all(self._sink, data)
+
+    def fetch(self, module: str) -> bool:
+        """Ask the controller for a module that it did not see coming."""
+        self.send({"need": module})
+        return loader.wait_for(module, 30.0)
+
+    def _take(self, header: Dict[str, Any], body: bytes) -> None:
+        if "call" in header:
+            call = Running(self, header["id"], header["call"], header.get("args") or {}, body)
+            with self._idle:
+                call.waits_for = {n for n in header.get("after", ()) if n in self._calls}
+                self._calls[call.number] = call
+                ready = not call.waits_for
+            if ready:
+                self._start([call])
+        elif "load" in header:
+            loader.add(header["load"], zlib.decompress(body).decode() if body else None)
+        elif "cancel" in header:
+            with self._idle:
+                known = self._calls.get(header["cancel"])
+            if known:
+                known.cancel()
+        elif "ping" in header:
+            self.send({"pong": header["ping"]})
+
+    def _start(self, ready: Iterable[Running]) -> None:
+        for call in ready:
+            threading.Thread(target=self._run, args=(call,), daemon=True).start()
+
+    def _run(self, call: Running) -> None:
+        try:
+            if call.cancelled():
+                raise AgentError("failed", "cancelled before it started")
+            reply = calls.invoke(call.name, call.args, call)
+            answer = frame({"id": call.number, "result": reply.result}, reply.body)
+        except BaseException as error:  # noqa: BLE001  whatever happens in a call, its caller is told
+            answer = frame({"id": call.number, "error": calls.describe(error)})
+        self._write(answer)
+        with self._idle:
+            del self._calls[call.number]
+            ready: List[Running] = []
+            for waiting in self._calls.values():
+                if call.number in waiting.waits_for:
+                    waiting.waits_for.discard(call.number)
+                    if not waiting.waits_for:
+                        ready.append(waiting)
+            self._idle.notify_all()
+        self._start(ready)
+
+    def _clean_up(self) -> None:
+        for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, signal.SIG_IGN)
+        with self._idle:
+            for number, call in list(self._calls.items()):
+                call.cancel()
+                if call.waits_for:
+                    del self._calls[number]
+        kill_groups(self.groups, KILL_AFTER)
+        with self._idle:
+            self._idle.wait_for(lambda: not self._calls, GRACE)
+        kill_groups(self.groups, KILL_AFTER)
+
+
+def kill_groups(groups: Set[int], seconds: float) -> None:
+    """SIGTERM to process groups, and after `seconds` SIGKILL to those that are left."""
+    deadline = time.monotonic() + seconds
+    left = [group for group in list(groups) if _signal(group, signal.SIGTERM)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = [group for group in left if _signal(group, 0)]
+    for group in left:
+        _signal(group, signal.SIGKILL)
+
+
+def _signal(group: int, sig: int) -> bool:
+    try:
+        os.killpg(group, sig)
+    except OSError:
+        return False
+    return True
+
+
+def main(source: BinaryIO, config: Dict[str, Any]) -> None:
+    """Serve on `source` and standard output until the input ends. `config`: state (a directory, or null)."""
+    if config.get("state"):
+        os.environ["OPSCTL_STATE_DIR"] = config["state"]
+    # Frames have descriptors of their own, so that neither a child nor a stray print can come between.
+    sink = os.dup(1)
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    agent = Agent(source, sink)
+    loader.fetch = agent.fetch
+    for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        signal.signal(sig, _gone)
+    agent.serve()
+    os._exit(0)  # threads of calls that would not end must not keep the process
+
+
+def _gone(number: int, stack: Any) -> None:
+    raise _Gone

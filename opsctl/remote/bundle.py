@@ -1,0 +1,114 @@
+"""What is sent to a host to start the agent there, and the further modules a call needs.
+
+The command line holds a loader of a few hundred bytes; the agent itself follows on its standard input, compressed, so
+nothing of it shows in `ps` or reaches a disk.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from opsctl.agent.protocol import Call, frame
+
+CORE = ("protocol", "calls", "statedir", "durable", "main")  # what every host gets; `loader` goes in front
+PYTHONS = (
+    *("python3", "/usr/bin/python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9", "python3.8"),
+    "/usr/libexec/platform-python",
+)
+NO_PYTHON = "opsctl: no python"  # on standard error, when none of PYTHONS will do
+_TOO_OLD = 121  # exit status of the loader under a Python before 3.8
+
+
+def command(size: int, python: str | None) -> str:
+    """The shell command that starts the agent, whose `size` bytes follow on its standard input.
+
+    Without `python` the first usable one is taken. No quotes, dollars or newlines in the loader: it passes a login
+    shell of any kind, /bin/sh and perhaps sudo on its way.
+    """
+    loader = (
+        f"import sys;sys.version_info<(3,8) and sys.exit({_TOO_OLD});import os,zlib;"
+        f"i=os.fdopen(os.dup(0),str().join([chr(114),chr(98)]));exec(zlib.decompress(i.read({size})))"
+    )
+    candidates = shlex.quote(python) if python else " ".join(PYTHONS)
+    script = (
+        f'for p in {candidates}; do command -v "$p" >/dev/null 2>&1 || continue; "$p" -I -S -c "{loader}"; r=$?; '
+        f'case $r in {_TOO_OLD}|126|127) ;; *) exit $r;; esac; done; echo "{NO_PYTHON}" >&2; exit 127'
+    )
+    return f"/bin/sh -c {shlex.quote(script)}"
+
+
+def boot(config: dict[str, Any], entry: str = "main") -> bytes:
+    """The compressed agent, for the standard input of `command(len(...))`."""
+    return _compressed(entry, repr(config))
+
+
+def load_frames(calls: Iterable[Call], known: set[str]) -> bytes:
+    """Frames with the modules that `calls` need and that are not in `known`, which they are added to."""
+    out = b""
+    for call in calls:
+        for area in _areas(call):
+            for module in needs(area):
+                if module not in known:
+                    known.add(module)
+                    out += load_frame(module)
+    return out
+
+
+def load_frame(module: str) -> bytes:
+    """The frame that brings one agent module. Raises KeyError if there is none of that name."""
+    return frame({"load": module}, zlib.compress(_source(module).encode(), 9))
+
+
+@cache
+def needs(module: str) -> tuple[str, ...]:
+    """A module and everything of the agent it imports, what is imported first first."""
+    found: list[str] = []
+    try:
+        text = _source(module)
+    except KeyError:
+        return ()  # the agent says that there is no such call
+    for other in _imports(text):
+        found += [m for m in needs(other) if m not in found]
+    return (*found, module)
+
+
+def _areas(call: Call) -> Iterator[str]:
+    yield call.name.partition(".")[0]
+    for key in ("calls", "undo", "settle"):  # calls within calls: journal.apply, supervise.start
+        for nested in call.args.get(key) or ():
+            if isinstance(nested, list | tuple):
+                yield str(nested[0]).partition(".")[0]
+
+
+def _imports(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "opsctl.agent":
+                yield from (name.name for name in node.names if name.name != "loader")
+            elif node.module.startswith("opsctl.agent."):
+                module = node.module.removeprefix("opsctl.agent.")
+                if module != "loader":
+                    yield module
+
+
+@cache
+def _source(module: str) -> str:
+    if not module.isidentifier():
+        raise KeyError(module)
+    path = resources.files("opsctl.agent") / f"{module}.py"
+    if not path.is_file():
+        raise KeyError(module)
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def _compressed(entry: str, config: str) -> bytes:
+    modules = {name: _source(name) for name in CORE}
+    text = f"{_source('loader')}\nboot({modules!r}, {entry!r}, i, {config})\n"
+    return zlib.compress(text.encode(), 9)

@@ -1,0 +1,236 @@
+"""A connected host: what the engine and the modules talk to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import Exit, OpsctlError, Unreachable
+from opsctl.remote import become, bundle, ssh_config, tcp
+from opsctl.remote.agent_client import AgentClient, OnProgress, Pending
+from opsctl.remote.local import LocalStream
+from opsctl.remote.spec import ConnectionSpec
+from opsctl.remote.stream import Stream
+
+if TYPE_CHECKING:
+    import httpx
+
+    from opsctl.remote.hostkeys import HostKey
+    from opsctl.remote.ssh import Link
+
+
+@dataclass(frozen=True, slots=True)
+class RawResult:
+    """What a command without an agent gave."""
+
+    status: int | None
+    stdout: bytes
+    stderr: str
+
+
+class RemoteHost:
+    """One host, one connection, one agent per user. Made by `connect`; safe to use from several threads.
+
+    Attributes:
+        spec: how it was reached.
+        warnings: what of the OpenSSH configuration is not honoured.
+    """
+
+    def __init__(self, spec: ConnectionSpec, link: Link | None, warnings: tuple[str, ...] = ()) -> None:
+        self.spec, self.warnings = spec, warnings
+        self._link = link
+        self._agents: dict[str | None, AgentClient] = {}
+        self._starting = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the host key, None without SSH."""
+        key = self.host_key
+        return key.fingerprint if key else None
+
+    @property
+    def host_key(self) -> HostKey | None:
+        return self._link.host_key if self._link else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent can still be spoken to, as far as is known."""
+        return all(agent.alive for agent in self._agents.values())
+
+    def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
+        """One call, one round trip. Raises RemoteError, Locked, Unreachable."""
+        return self.send([call], on_progress=on_progress)[0].wait(timeout)
+
+    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+        """Independent calls, one round trip, run side by side. Raises the first error once all have ended."""
+        replies = self.outcomes(calls, timeout=timeout)
+        for reply in replies:
+            if isinstance(reply, OpsctlError):
+                raise reply
+        return [reply for reply in replies if isinstance(reply, Reply)]
+
+    def outcomes(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply | OpsctlError]:
+        """As `batch`, with an error in the place of each call that failed. Raises Unreachable."""
+        found: list[Reply | OpsctlError] = []
+        for pending in self.send(calls):
+            try:
+                found.append(pending.wait(timeout))
+            except Unreachable:
+                raise
+            except OpsctlError as error:
+                found.append(error)
+        return found
+
+    def send(
+        self,
+        calls: Sequence[Call],
+        *,
+        after: Iterable[Pending] = (),
+        on_progress: OnProgress | None = None,
+    ) -> list[Pending]:
+        """Send calls in one write without waiting; they start once those in `after` have ended."""
+        return self._agent(self.spec.become).send(calls, after=after, on_progress=on_progress)
+
+    def as_user(self, user: str | None) -> RemoteHost:
+        """The same connection with an agent of another user, started at the first call. Close the original only."""
+        if user == self.spec.become:
+            return self
+        return _Alias(self, user)
+
+    def raw(self, command: str, *, timeout: float = 60.0, stdin: bytes = b"") -> RawResult:
+        """A shell command without the agent, as the login user. Raises Unreachable, TimeoutError."""
+        import time
+
+        stream = self.stream(command)
+        deadline = time.monotonic() + timeout
+        out = bytearray()
+        try:
+            if stdin:
+                stream.send(stdin, timeout)
+            stream.end_input()
+            while data := stream.receive(max(0.0, deadline - time.monotonic())):
+                out += data
+            status = stream.status(max(0.1, deadline - time.monotonic()))
+            return RawResult(status, bytes(out), stream.stderr())
+        finally:
+            stream.close()
+
+    def http(self, port: int) -> httpx.Client:
+        """A client whose requests reach 127.0.0.1:`port` of the host through the connection."""
+        from opsctl.remote.http import client
+
+        return client(self._link, port, self.name)
+
+    def stream(self, command: str) -> Stream:
+        """Start a command as the login user."""
+        if self._link is None:
+            return LocalStream(command)
+        return self._link.run(command, self.spec.timeouts.channel, self.name)
+
+    def start_agent(self, user: str | None) -> AgentClient:
+        """A further agent, on a channel of its own. Raises Unreachable, AuthFailed."""
+        boot = bundle.boot({"state": self.spec.state_dir})
+        password = self.spec.become_password if user is not None else None
+        word = become.nonce() if password else None
+        stream = self.stream(become.command(bundle.command(len(boot), self.spec.python), user, word))
+        try:
+            if password and word:
+                become.answer(stream, word, password, str(user), self.name, self.spec.timeouts.sudo)
+            stream.send(boot, self.spec.timeouts.channel)
+        except OSError as error:
+            raised = error if isinstance(error, OpsctlError) else become.refused(stream, user, self.name)
+            stream.close()
+            raise raised from error
+        return AgentClient(stream, self.name, user=user)
+
+    def close(self) -> None:
+        """End the agents (they kill what they started and release their locks) and the connection."""
+        for agent in list(self._agents.values()):
+            agent.close()
+        if self._link:
+            self._link.close()
+
+    def __enter__(self) -> RemoteHost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _agent(self, user: str | None) -> AgentClient:
+        with self._starting:
+            agent = self._agents.get(user)
+            if agent is None:
+                agent = self._agents[user] = self.start_agent(user)
+            return agent
+
+
+class _Alias(RemoteHost):
+    """A host seen through the agent of another user."""
+
+    def __init__(self, host: RemoteHost, user: str | None) -> None:
+        self._host, self._user = host, user
+        self.spec, self.warnings, self._link = host.spec, host.warnings, host._link
+
+    def _agent(self, user: str | None) -> AgentClient:
+        return self._host._agent(self._user)
+
+    @property
+    def alive(self) -> bool:
+        return self._host.alive
+
+    def as_user(self, user: str | None) -> RemoteHost:
+        return self._host.as_user(user)
+
+    def close(self) -> None:
+        pass
+
+
+def connect(spec: ConnectionSpec, cancelled: Callable[[], bool] = lambda: False) -> RemoteHost:
+    """Connect and start the agent, without waiting for it to speak.
+
+    Failures that pass (refused while booting, too many connections at once) are tried again, `spec.attempts` times in
+    all; those that do not (name, key, login) are not. Raises Unreachable, HostKeyError, AuthFailed, UsageError.
+    """
+    if spec.connection == "local":
+        return RemoteHost(spec, None)
+    route = ssh_config.route(spec)
+    for attempt in range(spec.attempts):
+        try:
+            return _connect(spec, route)
+        except Unreachable as error:
+            if cancelled() or attempt + 1 == spec.attempts or not _passes(error):
+                raise
+        from opsctl.remote.ssh import pause
+
+        pause(attempt, cancelled)
+    raise AssertionError("attempts is at least 1")
+
+
+def _connect(spec: ConnectionSpec, route: ssh_config.Route) -> RemoteHost:
+    first = route.hops[0]
+    dialling, failed = None, None
+    if not first.proxy_command:
+        try:
+            dialling = tcp.dial(first.address, first.port)
+        except OSError as error:
+            failed = error
+    from opsctl.remote import ssh  # loads paramiko while the first packets travel
+
+    if failed:
+        raise ssh.unreachable(failed, first, spec.name) from failed
+    link = ssh.Link()
+    link.open(route.hops, dialling, spec.timeouts, spec.name)
+    return RemoteHost(spec, link, route.warnings)
+
+
+def _passes(error: Unreachable) -> bool:
+    from opsctl.remote.ssh import Busy
+
+    return isinstance(error, Busy) and error.exit_code == Exit.UNREACHABLE

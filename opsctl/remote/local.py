@@ -1,0 +1,87 @@
+"""`connection: local`: the same agent by pipe, without SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from typing import IO
+
+from opsctl.remote.stream import Tail
+
+
+class LocalStream:
+    """A command on this machine, as a Stream."""
+
+    def __init__(self, command: str) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the controller: it ends the agent by ending its input
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
+        for pipe in (self._in, self._out, self._err):
+            os.set_blocking(pipe.fileno(), False)
+        self._tail = Tail()
+
+    def send(self, data: bytes, timeout: float) -> None:
+        view = memoryview(data)
+        deadline = time.monotonic() + timeout
+        while view:
+            self._wait(None, self._in, deadline)
+            with contextlib.suppress(BlockingIOError):
+                view = view[os.write(self._in.fileno(), view[: 1 << 16]) :]
+
+    def receive(self, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while True:
+            self._wait(self._out, None, deadline)
+            with contextlib.suppress(BlockingIOError):
+                return os.read(self._out.fileno(), 1 << 18)
+
+    def stderr(self) -> str:
+        with contextlib.suppress(BlockingIOError, ValueError):
+            while data := os.read(self._err.fileno(), 1 << 16):
+                self._tail.add(data)
+        return self._tail.text()
+
+    def status(self, timeout: float) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._in.close()
+
+    def close(self) -> None:
+        self.end_input()
+        with contextlib.suppress(OSError):
+            self._out.close()
+        if self.status(10.0) is None:
+            self._process.kill()
+            self._process.wait(5.0)
+        self.stderr()
+        with contextlib.suppress(OSError):
+            self._err.close()
+
+    def _wait(self, reading: IO[bytes] | None, writing: IO[bytes] | None, deadline: float) -> None:
+        """Wait until a pipe is ready; takes in standard error meanwhile, so that it cannot fill up and block."""
+        poll = select.poll()  # not select(): descriptors may be over 1023 with many hosts
+        for pipe, events in ((reading, select.POLLIN), (writing, select.POLLOUT), (self._err, select.POLLIN)):
+            if pipe:
+                poll.register(pipe, events)
+        while (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left * 1000):
+                if fd != self._err.fileno():
+                    return
+                data = os.read(fd, 1 << 16)
+                self._tail.add(data)
+                if not data:
+                    poll.unregister(fd)
+        raise TimeoutError

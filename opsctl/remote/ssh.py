@@ -1,0 +1,346 @@
+"""SSH by paramiko: from a route to an authenticated transport, and commands on its channels.
+
+Imports paramiko, which takes 0.2 s: import this module only once connecting has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import paramiko
+
+from opsctl.errors import AuthFailed, HostKeyError, Unreachable
+from opsctl.remote import hostkeys, tcp
+from opsctl.remote.hostkeys import HostKey, Verdict
+from opsctl.remote.spec import Timeouts
+from opsctl.remote.ssh_config import Hop
+from opsctl.remote.stream import Tail
+from opsctl.text import one_line
+
+Socket = socket.socket | paramiko.Channel
+
+KEEPALIVE = 15  # seconds
+_CHUNK = 1 << 18
+
+# Ciphers that modern processors do in hardware first; the rest in paramiko's own order.
+_FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
+
+
+class Busy(Unreachable):
+    """The server has no room just now (MaxStartups, still booting): worth another try."""
+
+
+class Link:
+    """A chain of authenticated transports, one per hop; the last one is the host's."""
+
+    def __init__(self) -> None:
+        self._transports: list[paramiko.Transport] = []
+        self._proxy: subprocess.Popen[bytes] | None = None
+        self.host_key: HostKey | None = None
+
+    @property
+    def transport(self) -> paramiko.Transport:
+        return self._transports[-1]
+
+    def open(self, hops: tuple[Hop, ...], dialling: tcp.Dialling | None, timeouts: Timeouts, name: str) -> None:
+        """Connect through all hops. Raises Unreachable, HostKeyError, AuthFailed; closes what it had opened then."""
+        try:
+            sock: Socket = self._first(hops[0], dialling, timeouts, name)
+            for i, hop in enumerate(hops):
+                where = name if hop is hops[-1] else f"{name} (jump host {hop})"
+                transport, self.host_key = handshake(sock, hop, timeouts, where)
+                self._transports.append(transport)
+                authenticate(transport, hop, timeouts, where)
+                transport.set_keepalive(KEEPALIVE)
+                if i + 1 < len(hops):
+                    sock = tunnel(transport, hops[i + 1].address, hops[i + 1].port, timeouts.connect, where)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: str, timeout: float, where: str) -> SshStream:
+        """Start a command on a channel of its own."""
+        try:
+            channel = self.transport.open_session(timeout=timeout)
+            channel.settimeout(timeout)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise Unreachable(f"the server opened no channel: {_words(error)}", where=where) from error
+        return SshStream(channel)
+
+    def close(self) -> None:
+        for transport in reversed(self._transports):
+            with contextlib.suppress(Exception):  # whatever state it is in, it is of no use any more
+                transport.close()
+        self._transports.clear()
+        if self._proxy:
+            self._proxy.kill()
+            self._proxy.wait()
+            self._proxy = None
+
+    def _first(self, hop: Hop, dialling: tcp.Dialling | None, timeouts: Timeouts, name: str) -> socket.socket:
+        if hop.proxy_command:
+            sock, self._proxy = tcp.proxied(hop.proxy_command)
+            return sock
+        assert dialling
+        try:
+            return dialling.finish(timeouts.connect)
+        except OSError as error:
+            raise unreachable(error, hop, name) from error
+
+
+class SshStream:
+    """A command on a channel, as a Stream."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel, self._tail = channel, Tail()
+
+    def send(self, data: bytes, timeout: float) -> None:
+        self._channel.settimeout(timeout)
+        self._channel.sendall(data)
+
+    def receive(self, timeout: float) -> bytes:
+        self._channel.settimeout(timeout)
+        try:
+            return self._channel.recv(_CHUNK)
+        finally:
+            self.stderr()  # it shares the window with standard output: never let it fill up
+
+    def stderr(self) -> str:
+        while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(1 << 16)):
+            self._tail.add(data)
+        return self._tail.text()
+
+    def status(self, timeout: float) -> int | None:
+        if not self._channel.status_event.wait(timeout):
+            return None
+        status = self._channel.recv_exit_status()
+        return None if status == -1 else status
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown_write()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
+
+
+def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[paramiko.Transport, HostKey]:
+    """Agree on keys and check the server's. Raises Unreachable, HostKeyError."""
+    known = hostkeys.lines(hop.known_hosts)
+    transport, key = introduce(sock, hostkeys.preferred(hop.key_name, known, hop.pin), timeouts, hop, where)
+    verdict = hostkeys.judge(key, hop.key_name, known, hop.pin)
+    if verdict is Verdict.UNKNOWN and hop.accept_new and hop.known_hosts:
+        hostkeys.trust(hop.known_hosts[0], hop.key_name, key)
+    elif verdict is not Verdict.KNOWN:
+        transport.close()
+        raise _host_key_error(verdict, key, hop, where)
+    return transport, key
+
+
+def introduce(
+    sock: Socket, preferred: list[str], timeouts: Timeouts, hop: Hop, where: str
+) -> tuple[paramiko.Transport, HostKey]:
+    """Agree on keys with a server, asking for the `preferred` key types first, and say what key it has shown."""
+    try:
+        transport = paramiko.Transport(sock)
+        transport.daemon = True
+        options = transport.get_security_options()
+        options.ciphers = _first(_FAST_CIPHERS, options.ciphers)
+        options.key_types = _first(tuple(_algorithms(preferred)), options.key_types)
+        transport.banner_timeout, transport.auth_timeout = timeouts.banner, timeouts.auth
+        transport.channel_timeout = timeouts.channel
+        transport.start_client(timeout=timeouts.banner)
+        shown = transport.get_remote_server_key()
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        sock.close()
+        if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+            raise Unreachable(f"no common algorithms with {hop}: {_words(error)}", where=where) from error
+        raise Busy(
+            f"{hop} broke off before keys were agreed: {_words(error)}",
+            where=where,
+            hint="the server may be starting, or refuse many connections at once (MaxStartups)",
+        ) from error
+    return transport, HostKey(shown.get_name(), shown.asbytes())
+
+
+def authenticate(transport: paramiko.Transport, hop: Hop, timeouts: Timeouts, where: str) -> None:
+    """Log in with each key and then the password, in OpenSSH's order. Raises AuthFailed."""
+    tried: list[str] = []
+    allowed: list[str] | None = None
+    for what, attempt in _ways(transport, hop, tried):
+        if allowed is not None and what not in allowed:
+            continue
+        try:
+            left = attempt()
+            if transport.is_authenticated():
+                return
+            allowed = left or None  # further methods are asked for
+        except paramiko.BadAuthenticationType as error:
+            allowed = list(error.allowed_types)
+        except (paramiko.AuthenticationException, paramiko.SSHException, EOFError, OSError) as error:
+            if not transport.is_active():
+                tried.append(f"then the server broke off: {_words(error)}")
+                break
+    accepted = f"; the server accepts {', '.join(allowed)}" if allowed else ""
+    raise AuthFailed(
+        f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
+        where=where,
+        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`",
+    )
+
+
+def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: float, where: str) -> paramiko.Channel:
+    """A channel to `address`:`port` as seen from the transport's host. Raises Unreachable."""
+    try:
+        return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout)
+    except paramiko.ChannelException as error:
+        raise Unreachable(f"cannot reach {address}:{port} from there: {_words(error)}", where=where) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise Unreachable(f"lost the connection: {_words(error)}", where=where) from error
+
+
+def unreachable(error: OSError, hop: Hop, where: str) -> Unreachable:
+    """A failure to connect, in words."""
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{hop}: no answer in time", where=where, hint="is the host up, and the port right?")
+    if isinstance(error, ConnectionRefusedError):
+        return Busy(f"{hop} refused the connection", where=where, hint="is sshd running, and the port right?")
+    if isinstance(error, socket.gaierror):
+        return Unreachable(
+            f"the name {hop.address!r} could not be resolved: {error.strerror}",
+            where=where,
+            hint="check `address` of the host in the inventory",
+        )
+    return Unreachable(f"{hop}: {_words(error)}", where=where)
+
+
+def _ways(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Method and attempt of each way to log in; what is tried is noted in words."""
+    seen: set[bytes] = set()
+    for where, key in _keys(hop, tried):
+        blob = key.public_blob.key_blob if key.public_blob else key.asbytes()
+        if blob in seen:
+            continue
+        seen.add(blob)
+        tried.append(f"key {where}")
+        yield "publickey", lambda key=key: transport.auth_publickey(hop.user, key)  # type: ignore[misc]
+    if hop.password:
+        password = hop.password
+        tried.append("password")
+        yield "password", lambda: transport.auth_password(hop.user, password.reveal(), fallback=False)
+        tried.append("keyboard-interactive")
+        yield (
+            "keyboard-interactive",
+            lambda: transport.auth_interactive(hop.user, lambda _t, _i, prompts: [password.reveal() for _ in prompts]),
+        )
+
+
+def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    """The keys to try: named in the inventory, held by the agent, configured."""
+    for file in hop.keys:
+        yield from _from_file(file, hop, tried, named=True)
+    if hop.use_agent:
+        with contextlib.suppress(paramiko.SSHException, OSError):
+            limit = {blob for f in hop.agent_keys_only if (blob := _public_half(f))}
+            for key in paramiko.Agent().get_keys():
+                if not hop.agent_keys_only or key.asbytes() in limit:
+                    yield f"of the SSH agent, {key.comment or key.get_name()}", key
+    for file in hop.configured_keys:
+        yield from _from_file(file, hop, tried, named=False)
+
+
+def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, paramiko.PKey]]:
+    try:
+        key = paramiko.PKey.from_path(file)
+    except FileNotFoundError:
+        if named:
+            tried.append(f"key {file} (no such file)")
+        return
+    except paramiko.PasswordRequiredException:
+        if named:
+            tried.append(f"key {file} (encrypted: add it to the SSH agent with ssh-add)")
+        return
+    except (paramiko.SSHException, OSError, ValueError, TypeError) as error:
+        tried.append(f"key {file} (unusable: {_words(error)})")
+        return
+    certificates = [c for c in (*hop.certificates, f"{file}-cert.pub") if _certifies(c, key)]
+    for certificate in certificates:
+        certified = paramiko.PKey.from_path(file)
+        certified.load_certificate(certificate)
+        yield f"{file} with certificate", certified
+    yield file, key
+
+
+def _certifies(certificate: str, key: paramiko.PKey) -> bool:
+    """Whether a certificate file can be loaded with a key."""
+    try:
+        with open(certificate, encoding="ascii") as file:
+            return file.read(64).startswith(key.get_name())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _public_half(file: str) -> bytes | None:
+    for key in hostkeys.parse("x " + _text(f"{file}.pub")):
+        return key.key.blob
+    return None
+
+
+def _text(file: str) -> str:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            return opened.read()
+    except OSError:
+        return ""
+
+
+def _host_key_error(verdict: Verdict, key: HostKey, hop: Hop, where: str) -> HostKeyError:
+    shown = f"{key.type} {key.fingerprint}"
+    host = where.split(" ")[0]
+    if verdict is Verdict.UNKNOWN:
+        return HostKeyError(
+            f"the host key of {hop.key_name} is not known: {shown}",
+            where=where,
+            hint=f"compare it with the host's own (ssh-keygen -lf), then: opsctl inventory trust {host}",
+        )
+    if verdict is Verdict.REVOKED:
+        return HostKeyError(f"the host key of {hop.key_name} is revoked: {shown}", where=where)
+    source = "the pin in the inventory" if hop.pin else f"{', '.join(hop.known_hosts)}"
+    return HostKeyError(
+        f"the host key of {hop.key_name} HAS CHANGED: it shows {shown}, which is not what {source} says",
+        where=where,
+        hint=f"somebody may be in between. If the host was set up anew: opsctl inventory trust {host}",
+    )
+
+
+def _algorithms(types: list[str]) -> Iterator[str]:
+    for name in types:
+        if name == "ssh-rsa":  # the key type; the signature algorithms have names of their own
+            yield from ("rsa-sha2-512", "rsa-sha2-256")
+        yield name
+
+
+def _first(wanted: Sequence[str], available: Sequence[str]) -> tuple[str, ...]:
+    front = [w for w in wanted if w in available]
+    return (*front, *(a for a in available if a not in front))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return one_line(str(error)) or "connection closed"
+
+
+def pause(attempt: int, cancelled: Callable[[], bool]) -> None:
+    """Wait before another try: 0.5 s, 1 s, 2 s, ... Returns early when cancelled."""
+    deadline = time.monotonic() + 0.5 * 2**attempt
+    while time.monotonic() < deadline and not cancelled():
+        time.sleep(0.05)

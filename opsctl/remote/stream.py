@@ -1,0 +1,46 @@
+"""The two-way byte stream an agent is spoken to over."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Stream(Protocol):
+    """A started command: its standard input, output and error. Every wait has a limit."""
+
+    def send(self, data: bytes, timeout: float) -> None:
+        """Write all of `data`. Raises TimeoutError, OSError (the command or the connection is gone)."""
+        ...
+
+    def receive(self, timeout: float) -> bytes:
+        """What has come, b"" at the end. Raises TimeoutError, OSError."""
+        ...
+
+    def stderr(self) -> str:
+        """What the command has written to standard error so far, the last 16 KiB of it."""
+        ...
+
+    def status(self, timeout: float) -> int | None:
+        """The exit status of the command, None if it has not ended within `timeout`."""
+        ...
+
+    def end_input(self) -> None:
+        """Close the command's standard input."""
+        ...
+
+    def close(self) -> None:
+        """End the command; never waits for long."""
+        ...
+
+
+class Tail:
+    """The last bytes of a stream, as text."""
+
+    def __init__(self, limit: int = 16 << 10) -> None:
+        self._limit, self._data = limit, b""
+
+    def add(self, data: bytes) -> None:
+        self._data = (self._data + data)[-self._limit :]
+
+    def text(self) -> str:
+        return self._data.decode("utf-8", "backslashreplace")

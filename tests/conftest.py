@@ -1,0 +1,78 @@
+"""Hosts for tests: a real sshd, the local agent, and a link that can be slow or break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.remote.host import RemoteHost, connect
+from opsctl.remote.spec import ConnectionSpec
+from tests.proxy import Proxy
+from tests.sshd import SSHD, Sshd
+
+MakeHost = Callable[..., RemoteHost]
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A real OpenSSH server, one for the whole session."""
+    if not SSHD:
+        pytest.skip("needs OpenSSH's sshd (package openssh-server)")
+    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The agent's state directory, one per test."""
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def make_host(sshd: Sshd, state: Path) -> Iterator[MakeHost]:
+    """Connects to the sshd; arguments are those of ConnectionSpec. Every call gives a connection of its own."""
+    made: list[RemoteHost] = []
+
+    def make(**given: Any) -> RemoteHost:
+        host = connect(sshd.spec(**{"state_dir": str(state), **given}))
+        made.append(host)
+        return host
+
+    yield make
+    for host in made:
+        host.close()
+
+
+@pytest.fixture
+def host(make_host: MakeHost) -> RemoteHost:
+    """A host behind SSH."""
+    return make_host()
+
+
+@pytest.fixture
+def local_host(state: Path) -> Iterator[RemoteHost]:
+    """This machine, without SSH."""
+    with connect(ConnectionSpec("here", "local", state_dir=str(state))) as host:
+        yield host
+
+
+@pytest.fixture
+def slow_link(sshd: Sshd) -> Iterator[Callable[[float], Proxy]]:
+    """Makes proxies to the sshd with a round trip time in seconds, which can cut and freeze: `make_host(port=p.port)`.
+
+    Host keys are filed under the port, so give `host_key=str(sshd.host_key)` as well.
+    """
+    made: list[Proxy] = []
+
+    def make(round_trip: float = 0.0) -> Proxy:
+        made.append(Proxy(sshd.port, round_trip))
+        return made[-1]
+
+    yield make
+    for proxy in made:
+        proxy.close()

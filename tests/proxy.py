@@ -1,0 +1,116 @@
+"""A TCP proxy on loopback with a round trip time, that can cut or freeze what passes.
+
+Each direction is a queue of (due time, bytes), so order and round trips are right; TCP's own windows are not part of
+it: use it to count round trips and to break connections, not to measure throughput.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Proxy:
+    """Listens on `port`, forwards to `target` on 127.0.0.1 with `round_trip` seconds of latency."""
+
+    def __init__(self, target: int, round_trip: float = 0.0) -> None:
+        self._target, self._one_way = target, round_trip / 2
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._do(asyncio.start_server(self._client, "127.0.0.1", 0))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self.connections = 0
+
+    def cut(self) -> None:
+        """Break every connection, as a lost network does once it is noticed."""
+        self._do(self._cut())
+
+    def freeze(self) -> None:
+        """Let nothing through any more, without telling anybody."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
+
+    def thaw(self) -> None:
+        self._loop.call_soon_threadsafe(self._flowing.set)
+
+    def close(self) -> None:
+        self._do(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        await self._cut()
+        others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _cut(self) -> None:
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._prepare(writer)
+        await asyncio.sleep(2 * self._one_way)  # the handshake's round trip
+        try:
+            onward_reader, onward = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._prepare(onward)
+        try:
+            await asyncio.gather(self._pump(reader, onward), self._pump(onward_reader, writer))
+        finally:
+            for end in (writer, onward):
+                self._writers.discard(end)
+                end.transport.abort()
+
+    def _prepare(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096)
+
+        async def feed() -> None:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    await queue.put((time.monotonic() + self._one_way, data))
+            await queue.put((time.monotonic() + self._one_way, b""))
+
+        feeding = asyncio.ensure_future(feed())
+        try:
+            while True:
+                due, data = await queue.get()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                await self._flowing.wait()
+                if not data:
+                    break
+                writer.write(data)
+                await writer.drain()
+            if writer.can_write_eof():
+                writer.write_eof()
+        except (ConnectionError, OSError):
+            writer.transport.abort()
+        finally:
+            feeding.cancel()
