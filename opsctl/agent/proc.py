@@ -11,6 +11,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context
 
 KEEP = 1 << 20  # bytes of each output stream that are returned: the first and the last half of it
@@ -61,6 +62,7 @@ def run(
     ok: Optional[List[int]] = None,
     live: bool = False,
     sealed: int = 0,
+    keep: Optional[str] = None,
 ) -> Dict[str, Any]:
     """Run a list of arguments as it is, or a text with `shell -c`.
 
@@ -69,6 +71,7 @@ def run(
     With `live`, output is sent on as it comes: progress {"stream": "out" | "err"}, the bytes as body.
     """
     secret, stdin = unseal(call.body, sealed)
+    save(call, keep, {"begun": True})
     command = [shell, "-c", argv] if isinstance(argv, str) else argv
     extra = dict(env or {}, **secret.get("env", {}))
     done = execute(call, command, cwd, extra, stdin, timeout, idle, keep_output, live)
@@ -82,6 +85,16 @@ def run(
     if ok is not None and done.code not in ok:
         raise AgentError("failed", ending(done), **result)
     return result
+
+
+def undo(call: Context, keep: str, argv: Union[List[str], str], **how: Any) -> Dict[str, Any]:
+    """Run the command that takes another one back, once, if that one was begun at all."""
+    record = load(call, keep)
+    if record is None or record.get("undone"):
+        return {"restored": False}
+    run(call, argv, ok=[0], **how)
+    save(call, keep, dict(record, undone=True))
+    return {"restored": True}
 
 
 def execute(
@@ -251,4 +264,4 @@ def _signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-CALLS = {"run": run}
+CALLS = {"run": run, "undo": undo}

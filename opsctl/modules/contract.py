@@ -33,7 +33,8 @@ class ModuleArgs(BaseModel):
     Fields with `json_schema_extra={"raw": True}` hold expressions: they are not rendered as templates.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    # A commit `3207427` written without quotes is a number to YAML; the reader keeps `1.10` as it was written.
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, coerce_numbers_to_str=True)
 
 
 A = TypeVar("A", bound=ModuleArgs)

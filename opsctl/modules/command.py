@@ -1,0 +1,257 @@
+"""Commands, with or without a shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import TaskFailed
+from opsctl.modules.contract import Change, Module, ModuleArgs, Site
+from opsctl.modules.fields import HostPath, Pattern, Seconds, Text, reveal
+from opsctl.secret import Secret
+from opsctl.text import one_line
+
+KEEP = "0"
+UNFORESEEN = "a command says only by running what it changes; give it `creates`, `unless` or `check`"
+
+Words = str | list[str]
+
+
+class ChangedWhen(ModuleArgs):
+    """Signs in a command's result that it changed something. Any one is enough."""
+
+    output: Pattern | None = Field(None, description="Found in its standard output.")
+    code: list[int] = Field(default=[], description="Its exit code is one of these.")
+
+
+class CommandArgs(ModuleArgs):
+    cmd: str | None = Field(None, description="The command, as one text.")
+    creates: HostPath | None = Field(None, description="Not run if this path exists.")
+    removes: HostPath | None = Field(None, description="Not run unless this path exists.")
+    unless: Words | None = Field(None, description="Not run if this read-only command succeeds.")
+    check: Words | None = Field(
+        None, description="Read-only rehearsal that prints what would change; not run if it prints nothing."
+    )
+    read_only: bool = Field(False, description="It changes nothing, so it runs in check mode too.")
+    changed_when: bool | ChangedWhen = Field(True, description="Whether, or by which sign, it has changed something.")
+    undo: Words | None = Field(None, description="Command that takes it back in a rollback.")
+    cwd: HostPath | None = Field(None, description="Folder to run it in.")
+    env: dict[str, Text] = Field(default={}, description="Environment variables on top of the usual ones.")
+    stdin: Text | None = Field(None, description="Its standard input; nothing by default.")
+    timeout: Seconds = Field(600.0, description="It is stopped after this time.")
+    inactivity: Seconds | None = Field(None, description="It is stopped after this time without output.")
+    ok_codes: list[int] = Field(default=[0], description="Exit codes that mean success.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.read_only and (self.creates or self.removes or self.unless or self.check or self.undo):
+            raise ValueError("`read_only` excludes creates, removes, unless, check and undo")
+        return self
+
+    def words(self) -> Words:
+        assert self.cmd is not None
+        return split(self.cmd, "cmd")
+
+    def shell_path(self) -> str | None:
+        return None
+
+
+class ArgvArgs(CommandArgs):
+    argv: list[str] | None = Field(None, description="The command as a list of words, instead of `cmd`.", min_length=1)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.cmd is None) == (self.argv is None):
+            raise ValueError("give either `cmd` or `argv`")
+        if self.cmd is not None:
+            split(self.cmd, "cmd")
+        return self
+
+    def words(self) -> Words:
+        return self.argv if self.argv is not None else super().words()
+
+
+class ShellArgs(CommandArgs):
+    cmd: str = Field(description="The shell text.")
+    executable: HostPath = Field("/bin/sh", description="The shell.")
+
+    def words(self) -> Words:
+        return self.cmd
+
+    def shell_path(self) -> str | None:
+        return self.executable
+
+
+class Command(Module[Any]):
+    """Run a program, without a shell: what is in the arguments is never interpreted.
+
+    It counts as changed whenever it runs, unless `changed_when` or `read_only` says otherwise. `creates`, `removes`,
+    `unless` and `check` say when it need not run; without them check mode reports it as unknown. Give secrets in
+    `env` or `stdin`: arguments are visible to every user of the host.
+    """
+
+    name = "command"
+    args: ClassVar[type[ModuleArgs]] = ArgvArgs
+    free_form = "cmd"
+    examples = """
+- name: What runs there
+  command: {cmd: uname -r, read_only: true}
+- name: Mark the folder
+  command:
+    argv: [touch, "{{ scratch }}/marked"]
+    creates: "{{ scratch }}/marked"
+    undo: [rm, "{{ scratch }}/marked"]
+"""
+
+    def observe(self, args: CommandArgs, site: Site) -> Sequence[Call]:
+        return tuple(guards(args).values())
+
+    def plan(self, args: CommandArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+        replies = dict(zip(guards(args), seen, strict=True))
+        if "read" in replies:
+            _demand_success(args, replies["read"].result)
+            return None
+        if idle_because(args, replies):
+            return None
+        summary = "run " + one_line(_shown(args.words()), 100)
+        foreseen = not args.changed_when or bool(replies)
+        return Change(summary, (_run(args),), _undo(args), unknown=None if foreseen else UNFORESEEN)
+
+    def result(self, args: CommandArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+        replies = dict(zip(guards(args), seen, strict=True))
+        if done:
+            ran = dict(done[-1].result)
+            return {**ran, "changed": has_changed(args.changed_when, ran)}
+        if "read" in replies:
+            return {**replies["read"].result, "changed": False}
+        return {"skipped_because": idle_because(args, replies)}
+
+
+class Shell(Command):
+    """Run a shell text on the host: pipes, redirections, variables.
+
+    The same as `command` otherwise. Templates in it are put into the text as they are: quote what may hold spaces
+    (`{{ path | quote }}`), or use `command`, which needs no quoting.
+    """
+
+    name = "shell"
+    args = ShellArgs
+    examples = """
+- name: Count the cores
+  shell: {cmd: "grep -c ^processor /proc/cpuinfo", read_only: true}
+- name: Note the date once
+  shell: {cmd: "date > {{ scratch | quote }}/began", creates: "{{ scratch }}/began"}
+"""
+
+
+def guards(args: CommandArgs) -> dict[str, Call]:
+    """What is asked before the command: read-only calls, by what they answer."""
+    asked: dict[str, Call] = {}
+    if args.read_only:
+        asked["read"] = _run(args, keep=None)
+    for name, path in (("creates", args.creates), ("removes", args.removes)):
+        if path is not None:
+            asked[name] = Call("files.stat", {"path": path, "digest": False, "follow": True})
+    for name, words in (("unless", args.unless), ("check", args.check)):
+        if words is not None:
+            asked[name] = _run(args, words, keep=None, with_stdin=False)
+    return asked
+
+
+def idle_because(args: CommandArgs, replies: Mapping[str, Reply]) -> str | None:
+    """Why the command need not run. Raises TaskFailed where its rehearsal failed."""
+    if "creates" in replies and replies["creates"].result["kind"] != "absent":
+        return f"{args.creates} exists"
+    if "removes" in replies and replies["removes"].result["kind"] == "absent":
+        return f"{args.removes} does not exist"
+    if "unless" in replies and replies["unless"].result["code"] == 0:
+        return "the command of `unless` succeeded"
+    if "check" in replies:
+        said = replies["check"].result
+        if said["code"] != 0:
+            raise TaskFailed(f"the command of `check` failed: exit code {said['code']}: {_last(said)}")
+        if not said["stdout"].strip():
+            return "the command of `check` printed nothing"
+    return None
+
+
+def has_changed(sign: bool | ChangedWhen, ran: Mapping[str, Any]) -> bool:
+    if isinstance(sign, bool):
+        return sign
+    return ran["code"] in sign.code or bool(sign.output and re.search(sign.output, ran["stdout"]))
+
+
+def split(text: str, argument: str) -> list[str]:
+    """A command line as words, with a shell's quoting and nothing else of a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"`{argument}` cannot be split into words: {error}") from None
+    if not words:
+        raise ValueError(f"`{argument}` is empty")
+    return words
+
+
+def seal(env: Mapping[str, Text], stdin: Text | None) -> tuple[dict[str, Any], bytes]:
+    """Arguments and body of a call that runs something, secrets in the body only."""
+    plain = {key: value for key, value in env.items() if not isinstance(value, Secret)}
+    secret = {key: value.reveal() for key, value in env.items() if isinstance(value, Secret)}
+    front = json.dumps({"env": secret}).encode() if secret else b""
+    args: dict[str, Any] = {"env": plain} if plain else {}
+    if front:
+        args["sealed"] = len(front)
+    return args, front + (reveal(stdin).encode() if stdin is not None else b"")
+
+
+def _run(
+    args: CommandArgs,
+    words: Words | None = None,
+    keep: str | None = KEEP,
+    with_stdin: bool = True,
+) -> Call:
+    sealed, body = seal(args.env, args.stdin if with_stdin else None)
+    how = _how(args, args.words() if words is None else words)
+    if keep is not None:
+        how.update(keep=keep, live=True, ok=args.ok_codes)
+    return Call("proc.run", {**how, **sealed}, body)
+
+
+def _how(args: CommandArgs, words: Words) -> dict[str, Any]:
+    shell = args.shell_path()
+    argv = split(words, "command") if isinstance(words, str) and shell is None else words
+    how: dict[str, Any] = {"argv": argv, "timeout": args.timeout}
+    if isinstance(argv, str) and shell is not None:
+        how["shell"] = shell
+    if args.cwd is not None:
+        how["cwd"] = args.cwd
+    if args.inactivity is not None:
+        how["idle"] = args.inactivity
+    return how
+
+
+def _undo(args: CommandArgs) -> tuple[Call, ...] | None:
+    if args.undo is None:
+        return None if args.changed_when else ()
+    # A secret environment is gone by then: an undo must do without it.
+    plain, _ = seal({k: v for k, v in args.env.items() if not isinstance(v, Secret)}, None)
+    return (Call("proc.undo", {**_how(args, args.undo), **plain, "keep": KEEP}),)
+
+
+def _demand_success(args: CommandArgs, ran: Mapping[str, Any]) -> None:
+    if ran["code"] not in args.ok_codes:
+        raise TaskFailed(f"`{one_line(_shown(args.words()), 80)}`: exit code {ran['code']}: {_last(ran)}")
+
+
+def _last(ran: Mapping[str, Any]) -> str:
+    lines = [line for line in (ran["stderr"] or ran["stdout"]).splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else "it said nothing"
+
+
+def _shown(words: Words) -> str:
+    return words if isinstance(words, str) else shlex.join(words)

@@ -1,0 +1,54 @@
+"""Files with known content: what `copy`, `template` and `line` plan once they know it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from pydantic import Field
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.modules.contract import Change, FileDiff
+from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, refuse, restore, worded
+from opsctl.secret import mask
+from opsctl.text import size
+
+
+class Placed(Dress):
+    """A file at a path, written as a whole."""
+
+    follow: bool = Field(False, description="Write the file a symbolic link points to, instead of refusing.")
+
+
+def look(path: str, follow: bool, limit: int = DIFF_LIMIT) -> Call:
+    """Ask for the state of a file, and its content if that is short."""
+    return Call("files.stat", {"path": path, "content": limit, "follow": follow})
+
+
+def place(path: str, content: bytes, seen: Reply, dress: Dress, secret: bool = False) -> Change | None:
+    """The change that makes `path` hold `content`, None if it does. Raises Conflict if it is no file."""
+    now: Seen = seen.result
+    if now["kind"] not in ("absent", "file"):
+        raise refuse(path, now, "file")
+    real = now.get("real", path)
+    wrong = dress.wrong(now) if now["kind"] == "file" else dress.given()
+    if now["kind"] == "file" and now["sha256"] == hashlib.sha256(content).hexdigest():
+        if not wrong:
+            return None
+        call = Call("files.attributes", {"path": real, **wrong, "expect": expected(now), "keep": KEEP})
+        return Change(f"set {worded(wrong)} on {path}", (call,), restore(real))
+    call = Call("files.write", {"path": real, **dress.given(), "expect": expected(now), "keep": KEEP}, content)
+    verb = "create" if now["kind"] == "absent" else "change"
+    summary = f"{verb} {path} ({size(len(content))})" + (f", {worded(wrong)}" if wrong else "")
+    return Change(summary, (call,), restore(real), diffs=_diff(path, content, seen, secret))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a secret that was revealed is part of a text."""
+    return mask(text) != text
+
+
+def _diff(path: str, content: bytes, seen: Reply, secret: bool) -> tuple[FileDiff, ...]:
+    if seen.result["kind"] == "file" and not seen.result.get("content"):
+        return ()  # too long to have been fetched
+    before = seen.body if seen.result["kind"] == "file" else None
+    return (FileDiff(path, before, content, secret),)

@@ -1,0 +1,46 @@
+"""Files rendered from templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import UsageError
+from opsctl.modules.content import Placed, holds_secret, look, place
+from opsctl.modules.contract import Change, Module, Site
+from opsctl.modules.fields import HostPath
+
+
+class TemplateArgs(Placed):
+    src: str = Field(description="Template: beside the playbook, in templates/ of the project, or a shipped one.")
+    dest: HostPath = Field(description="The file on the host.")
+    secret: bool = Field(False, description="Never show its content; implied where a secret is rendered into it.")
+
+
+class Template(Module[TemplateArgs]):
+    """Write a file rendered from a Jinja2 template with the variables of the task.
+
+    An undefined variable is an error that names it; the file is replaced in one step.
+    """
+
+    name = "template"
+    args = TemplateArgs
+    examples = """
+- name: Launch script
+  vars: {greeting: hello}
+  template: {src: greeting.txt.j2, dest: "{{ scratch }}/greeting.txt", mode: "0600"}
+"""
+
+    def observe(self, args: TemplateArgs, site: Site) -> Sequence[Call]:
+        return (look(args.dest, args.follow),)
+
+    def plan(self, args: TemplateArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+        path = site.find("templates", args.src)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"template {path} is not UTF-8 text", hint="use `copy` for binary files") from None
+        rendered = site.render(text, str(path))
+        return place(args.dest, rendered.encode(), seen[0], args, args.secret or holds_secret(rendered))
