@@ -1,1 +1,1 @@
-"""GPU hosts: what nvidia-smi, the kernel log and /sys say, and what it means. Plain functions on plain data."""
+"""GPU hosts: read what their tools say, and judge whether they are fit to serve. Knows no SSH."""

@@ -1,0 +1,141 @@
+"""opsctl health: is this GPU host fit to serve, and if not, what exactly is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer._click import Context  # typer carries its own click
+from typer.core import TyperGroup
+
+from opsctl.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from opsctl.gpu.explain import Explanation
+    from opsctl.gpu.judge import HostReport
+    from opsctl.gpu.model import Evidence
+
+
+class _Health(TyperGroup):
+    """Lets `--capture` take several files: `--capture a b` is `--capture a --capture b`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, "--capture"))
+
+
+def spread(args: Sequence[str], option: str) -> list[str]:
+    """`option` before each of the words that follow it, up to the next option."""
+    found: list[str] = []
+    taking = False
+    for word in args:
+        if word.startswith("-") and word != "-":
+            taking = word == option
+            if not taking:
+                found.append(word)
+        elif taking:
+            found += [option, word]
+        else:
+            found.append(word)
+    return found
+
+
+app = typer.Typer(
+    cls=_Health,
+    add_completion=False,
+    subcommand_metavar="[explain CHECK|XID]",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def health(
+    context: typer.Context,
+    capture: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE...", help="Judge these files instead of a host: nvidia-smi, kernel log, lspci, bundle."
+        ),
+    ] = None,
+    only: Annotated[str, typer.Option(metavar="CHECK,...", help="Run only these checks or families (klog).")] = "",
+    skip: Annotated[str, typer.Option(metavar="CHECK,...", help="Leave these out.")] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML too.")] = None,
+    record: Annotated[bool, typer.Option("--record", help="Print the profile of these GPUs.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show passed and skipped checks too.")] = False,
+) -> None:
+    """Is this GPU host fit to serve? Exit code 0 fit, 10 warnings, 11 a check failed."""
+    if context.invoked_subcommand:
+        return
+    if not capture:
+        raise UsageError("nothing to judge", hint="name files with --capture FILE...")
+    from opsctl.gpu.bundle import members
+    from opsctl.gpu.capture import hosts
+    from opsctl.gpu.judge import judge, selected
+    from opsctl.gpu.settings import Settings
+
+    chosen = selected(_names(only), _names(skip))
+    found = hosts(members(capture))
+    if record:
+        _print_profile([evidence for _, evidence in found], json_output)
+        return
+    reports = [judge(name, evidence, Settings(), chosen) for name, evidence in found]
+    finish(reports, json_output=json_output, junit=junit, verbose=verbose)
+
+
+@app.command()
+def explain(topic: Annotated[str, typer.Argument(metavar="CHECK|XID")]) -> None:
+    """What a check or an Xid means, its causes and remedies."""
+    from opsctl.gpu.explain import explain as explanation_of
+
+    _show_explanation(explanation_of(topic))
+
+
+def finish(reports: list[HostReport], *, json_output: bool, junit: Path | None, verbose: bool) -> None:
+    """Print the reports, write JUnit, and end with the exit code of the worst verdict."""
+    from opsctl.gpu.model import Verdict, worst
+
+    overall = worst([r.verdict for r in reports])
+    if junit:
+        from opsctl.report.health import write_junit
+
+        write_junit(junit, reports)
+    if json_output:
+        import json
+
+        typer.echo(json.dumps({"verdict": overall.value, "hosts": [r.as_json() for r in reports]}, indent=2))
+    else:
+        from opsctl.report.health import show
+
+        show(reports, verbose=verbose)
+    code = {Verdict.FAIL: Exit.UNFIT, Verdict.WARN: Exit.DEGRADED}.get(overall, Exit.DONE)
+    raise typer.Exit(code)
+
+
+def _names(option: str) -> list[str]:
+    return [name.strip() for name in option.split(",") if name.strip()]
+
+
+def _print_profile(evidence: list[Evidence], json_output: bool) -> None:
+    from opsctl.gpu.profile import record
+
+    readings = [r for e in evidence for r in e.readings if r.gpus]
+    if len(readings) != 1 or readings[0].truncated:
+        raise UsageError("a profile is recorded from one complete reading of nvidia-smi", hint="name one file of -q -x")
+    profile = record(readings[0].gpus, readings[0].driver).dump()
+    if json_output:
+        import json
+
+        typer.echo(json.dumps(profile, indent=2))
+    else:
+        import yaml
+
+        typer.echo(yaml.safe_dump({"gpu_profile": profile}, sort_keys=False).rstrip())
+
+
+def _show_explanation(found: Explanation) -> None:
+    width = max((len(label) for label, _ in found.lines), default=0)
+    typer.echo(found.topic)
+    for label, text in found.lines:
+        typer.echo(f"  {label:<{width}}  {text}")

@@ -1,0 +1,221 @@
+"""What each GPU says about itself: lost, recovery, sameness, mode, memory errors, heat, power, memory in use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from opsctl.gpu.checks.over import fail, merge, no_reading, over_gpus, sound, warn
+from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Reading, Verdict, skip
+from opsctl.gpu.settings import Settings
+
+
+def lost(evidence: Evidence, settings: Settings) -> list[Found]:
+    found = [
+        Found(Verdict.FAIL, e.text, GpuRef(None, None, e.bus_id) if e.bus_id else None)
+        for e in evidence.smi_errors
+        if e.check == "gpu.lost"
+    ]
+    for device in evidence.pci or ():
+        if device.gpu and not device.answering:
+            text = "the device does not answer on PCI (rev ff)"
+            found.append(Found(Verdict.FAIL, text, GpuRef(None, None, device.bus_id)))
+    for reading in evidence.readings:
+        found += [Found(Verdict.FAIL, g.lost, g.ref, "lost") for g in reading.gpus if g.lost]
+        found += [
+            Found(
+                Verdict.WARN,
+                f"{', '.join(name for name, _ in g.odd)} read {g.odd[0][1]!r}: read again",
+                g.ref,
+                g.odd[0][1],
+            )
+            for g in reading.readable
+            if g.odd
+        ]
+    if found:
+        return merge(found)
+    told = [r for r in evidence.readings if any(_vital(g) for g in r.gpus)]
+    if not told:
+        return skip(no_reading(evidence) if not evidence.readings else "no value that a lost GPU would lose")
+    cut = next((r for r in told if r.truncated), None)
+    if cut:
+        return skip(f"the output {cut.truncated}")
+    return [sound(f"{len(told[0].gpus)} readable, no lost, ERR! or Unknown Error value")]
+
+
+def _vital(gpu: Gpu) -> bool:
+    return sum(v is not None for v in (gpu.temperature, gpu.utilization, gpu.memory_used, gpu.power_limit)) >= 2
+
+
+def recovery(evidence: Evidence, settings: Settings) -> list[Found]:
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.recovery_action is not None:
+            if gpu.recovery_action != "None":
+                return fail(f"recovery action: {gpu.recovery_action}", gpu.recovery_action, "None")
+            return sound("recovery action None", "None")
+        said = (gpu.reset_required, gpu.drain_and_reset)
+        if said == (None, None):
+            return None
+        if "Yes" in said:
+            text = f"reset required {gpu.reset_required or 'N/A'}, drain and reset {gpu.drain_and_reset or 'N/A'}"
+            return fail(text, "Yes", "No")
+        return sound("no reset required", "No")
+
+    return over_gpus(evidence, judge, "no recovery action and no reset status in this driver's output")
+
+
+def uniform(evidence: Evidence, settings: Settings) -> list[Found]:
+    if not evidence.readings:
+        return skip(no_reading(evidence))
+    return merge([f for reading in evidence.readings for f in _uniform(reading, settings)])
+
+
+def _uniform(reading: Reading, settings: Settings) -> list[Found]:
+    gpus = [g for g in reading.readable if g.vbios is not None]
+    expected = settings.profile
+    odd: list[Found] = []
+    for gpu in reading.readable:
+        for what, value, wanted in (
+            ("name", gpu.name, expected.name),
+            ("memory MiB", gpu.memory_total, expected.memory_mib),
+        ):
+            if wanted is not None and value is not None and value != wanted:
+                odd.append(Found(Verdict.WARN, f"{what} {value}, the profile says {wanted}", gpu.ref, value, wanted))
+    for what, value_of in _COMPARED.items():
+        values = Counter(v for v in map(value_of, gpus) if v is not None)
+        if len(values) > 1:
+            usual = values.most_common(1)[0][0]
+            for gpu in gpus:
+                value = value_of(gpu)
+                if value is not None and value != usual:
+                    odd.append(Found(Verdict.WARN, f"{what} {value}, the others {usual}", gpu.ref, value, usual))
+    if odd:
+        return odd
+    if reading.truncated:
+        return skip(f"the output {reading.truncated}")
+    if len(reading.gpus) == 1:
+        return skip("one GPU: nothing to compare")
+    if len(gpus) < 2:
+        return skip("fewer than two GPUs name their VBIOS")
+    return [sound(f"name, VBIOS, driver, power limit, ECC, MIG and compute mode equal on {len(gpus)}")]
+
+
+_COMPARED: dict[str, Callable[[Gpu], str | float | None]] = {
+    "name": lambda g: g.name,
+    "VBIOS": lambda g: g.vbios,
+    "driver": lambda g: g.driver,
+    "power limit": lambda g: g.power_limit,
+    "ECC mode": lambda g: g.ecc_mode,
+    "MIG": lambda g: g.mig,
+    "compute mode": lambda g: g.compute_mode,
+}
+
+
+def mode(evidence: Evidence, settings: Settings) -> list[Found]:
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.mig == "Enabled":
+            return fail("MIG is enabled: no whole GPU for tensor parallelism", "MIG Enabled", "Disabled")
+        if gpu.compute_mode in ("Prohibited", "Exclusive_Process", "Exclusive_Thread"):
+            return fail(f"compute mode {gpu.compute_mode}", gpu.compute_mode, "Default")
+        if gpu.compute_mode is None:
+            return None
+        return sound(f"compute mode {gpu.compute_mode}, MIG {gpu.mig or 'N/A'}", gpu.compute_mode, "Default")
+
+    return over_gpus(evidence, judge, "compute mode not listed")
+
+
+def persistence(evidence: Evidence, settings: Settings) -> list[Found]:
+    daemon = evidence.host.persistence_daemon
+    said = f"; nvidia-persistenced {daemon}" if daemon else ""
+
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.persistence is None:
+            return None
+        if gpu.persistence != "Enabled":
+            return warn(f"persistence {gpu.persistence}{said}", gpu.persistence, "Enabled")
+        return sound("persistence Enabled", "Enabled", "Enabled")
+
+    return over_gpus(evidence, judge, "persistence mode N/A or not listed")
+
+
+def temperature(evidence: Evidence, settings: Settings) -> list[Found]:
+    def judge(gpu: Gpu) -> Found | None:
+        headroom, memory = gpu.headroom, gpu.memory_temperature
+        heat = [
+            _below(headroom, settings.limit("temp.headroom.fail"), settings.limit("temp.headroom.warn"), "headroom"),
+            _above(memory, settings.limit("temp.memory.fail"), settings.limit("temp.memory.warn"), "memory"),
+        ]
+        worst = max((f for f in heat if f), key=lambda f: f.verdict.rank, default=None)
+        if worst:
+            return worst
+        idle = settings.limit("temp.idle.warn")
+        if gpu.temperature is not None and gpu.utilization == 0 and gpu.temperature > idle:
+            return warn(f"{gpu.temperature:.0f} °C while idle", gpu.temperature, idle)
+        if headroom is None:
+            return None
+        return sound(f"headroom {headroom:.0f} °C", headroom, settings.limit("temp.headroom.warn"))
+
+    return over_gpus(evidence, judge, "no slowdown threshold to measure against")
+
+
+def _below(value: float | None, bad: float, poor: float, what: str) -> Found | None:
+    if value is None or value > poor:
+        return None
+    return (fail if value <= bad else warn)(f"{what} {value:.0f} °C", value, bad if value <= bad else poor)
+
+
+def _above(value: float | None, bad: float, poor: float, what: str) -> Found | None:
+    if value is None or value < poor:
+        return None
+    return (fail if value >= bad else warn)(f"{what} {value:.0f} °C", value, bad if value >= bad else poor)
+
+
+def throttle(evidence: Evidence, settings: Settings) -> list[Found]:
+    def judge(gpu: Gpu) -> Found | None:
+        reasons = {"HW slowdown": gpu.hw_slowdown, "HW thermal": gpu.hw_thermal, "power brake": gpu.hw_power_brake}
+        active = [name for name, on in reasons.items() if on]
+        if active:
+            return fail(f"{', '.join(active)} active", ", ".join(active), "none")
+        if gpu.sw_thermal:
+            return warn("SW thermal slowdown active", "SW thermal", "none")
+        if all(on is None for on in (*reasons.values(), gpu.sw_thermal)):
+            return None
+        return sound("no slowdown active", "none", "none")
+
+    return over_gpus(evidence, judge, "no clock event reasons listed")
+
+
+def power(evidence: Evidence, settings: Settings) -> list[Found]:
+    expected = settings.profile.power_limit_w
+
+    def judge(gpu: Gpu) -> Found | None:
+        wanted = expected if expected is not None else gpu.power_default
+        if gpu.power_limit is None or wanted is None:
+            return None
+        text = f"limit {gpu.power_limit:.0f} W, {'expected' if expected is not None else 'default'} {wanted:.0f} W"
+        return (warn if gpu.power_limit < wanted else sound)(text, gpu.power_limit, wanted)
+
+    return over_gpus(evidence, judge, "no power limit and default to compare")
+
+
+def leftover(evidence: Evidence, settings: Settings) -> list[Found]:
+    limit = settings.limit("leftover.fail")
+
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.memory_used is None:
+            return None
+        listed = gpu.processes or ()
+        free = max(0.0, gpu.memory_used - sum(p.memory_mib or 0 for p in listed))
+        if free <= limit:
+            return sound(f"{free:.0f} MiB without a listed owner", free, limit)
+        if gpu.processes is None:
+            return Found(Verdict.SKIP, f"who owns the {free:.0f} MiB in use is not listed")
+        unknown = [p.pid for p in listed if p.memory_mib is None]
+        if unknown:
+            return Found(Verdict.SKIP, f"pid {unknown[0]} does not say how much of the {free:.0f} MiB it holds")
+        text = f"{free:.0f} of {gpu.memory_used:.0f} MiB in use without a listed owner"
+        if gpu.display_active == "Enabled":
+            return warn(f"{text}; a display is active", free, limit)
+        return fail(text, free, limit)
+
+    return over_gpus(evidence, judge, "memory in use or its owners are not listed")

@@ -1,0 +1,162 @@
+"""The host around the GPUs: processors, memory, disks, limits, clock, updates."""
+
+from __future__ import annotations
+
+from opsctl.gpu.checks.over import fail, sound, warn
+from opsctl.gpu.model import Evidence, Found, Host, Mount, Verdict, skip
+from opsctl.gpu.settings import Settings
+from opsctl.text import size
+
+
+def unanswered(host: Host, check: str, otherwise: str) -> list[Found]:
+    return skip(dict(host.reasons).get(check, otherwise))
+
+
+def numa_balancing(evidence: Evidence, settings: Settings) -> list[Found]:
+    value = evidence.host.numa_balancing
+    if value is None:
+        return unanswered(evidence.host, "host.numa_balancing", "kernel.numa_balancing is not known")
+    return [warn("automatic NUMA balancing is on", value, 0) if value else sound("off", value, 0)]
+
+
+def governor(evidence: Evidence, settings: Settings) -> list[Found]:
+    found = evidence.host.governors
+    if not found:
+        return unanswered(evidence.host, "host.governor", "no cpufreq on this host")
+    slow = sorted(set(found) - {"performance"})
+    text = ", ".join(sorted(set(found)))
+    return [warn(f"governor {text}", text, "performance") if slow else sound("performance", text, "performance")]
+
+
+def cpus(evidence: Evidence, settings: Settings) -> list[Found]:
+    online, present = evidence.host.cpus_online, evidence.host.cpus_present
+    if online is None or present is None:
+        return unanswered(evidence.host, "host.cpus", "processors online and present are not known")
+    if online < present:
+        return [warn(f"{present - online} of {present} processors are offline", online, present)]
+    return [sound(f"{online} online", online, present)]
+
+
+def ram(evidence: Evidence, settings: Settings) -> list[Found]:
+    host = evidence.host
+    if host.memory_available is None or not host.memory_total:
+        return unanswered(host, "host.ram", "memory is not known")
+    found: list[Found] = []
+    least = max(host.memory_total * settings.limit("ram.available.fraction"), settings.limit("ram.available.bytes"))
+    text = f"{size(host.memory_available)} of {size(host.memory_total)} available"
+    if host.memory_available < least:
+        found.append(warn(text, host.memory_available, least))
+    if (host.swap_used or 0) > settings.limit("swap.used.bytes"):
+        found.append(warn(f"{size(host.swap_used or 0)} of swap in use", host.swap_used))
+    return found or [sound(text, host.memory_available, least)]
+
+
+def shm(evidence: Evidence, settings: Settings) -> list[Found]:
+    mount = next((m for m in evidence.host.mounts or () if m.use == "shm"), None)
+    if mount is None:
+        return unanswered(evidence.host, "host.shm", "/dev/shm is not known")
+    bad, poor = settings.limit("shm.fail"), settings.limit("shm.warn")
+    text = f"{size(mount.available)} left of {size(mount.size)}"
+    if mount.available < bad:
+        return [fail(text, mount.available, bad)]
+    return [warn(text, mount.available, poor) if mount.available < poor else sound(text, mount.available, poor)]
+
+
+def disk(evidence: Evidence, settings: Settings) -> list[Found]:
+    mounts = [m for m in evidence.host.mounts or () if m.use != "shm" and m.size > 0]
+    if not mounts:
+        return unanswered(evidence.host, "host.disk", "no file system is known")
+    found = [f for m in mounts for f in _disk(m, settings)]
+    if found:
+        return sorted(found, key=lambda f: -f.verdict.rank)
+    tightest = min(mounts, key=lambda m: m.available / m.size)
+    return [
+        sound(f"{size(tightest.available)} left on {tightest.path}, the fullest of {len(mounts)}", tightest.available)
+    ]
+
+
+def _disk(mount: Mount, settings: Settings) -> list[Found]:
+    if mount.read_only:
+        return [fail(f"{mount.path} is mounted read-only", "ro", "rw")]
+    bad, poor = settings.limit("disk.fail.fraction"), settings.limit("disk.warn.fraction")
+    free = mount.available / mount.size
+    text = f"{size(mount.available)} ({free:.0%}) left on {mount.path}"
+    # A small file system cannot have 20 GiB left: the share counts there.
+    least = min(settings.limit("disk.fail.bytes"), mount.size * poor)
+    found = []
+    if free < bad or mount.available < least:
+        found.append(fail(text, mount.available))
+    elif free < poor:
+        found.append(warn(text, mount.available))
+    if mount.inodes:
+        left = mount.inodes_free / mount.inodes
+        if left < poor:
+            found.append(
+                (fail if left < bad else warn)(f"{left:.0%} of the inodes left on {mount.path}", mount.inodes_free)
+            )
+    return found
+
+
+def weights(evidence: Evidence, settings: Settings) -> list[Found]:
+    missing, found = evidence.host.weights_missing, evidence.host.weights_found
+    if missing is None:
+        return unanswered(evidence.host, "host.weights", "no weights folder with an index was named")
+    if missing:
+        return [fail(f"{len(missing)} shards are missing: {', '.join(missing[:3])}", found)]
+    return [sound(f"all {found} shards are there", found)]
+
+
+def limits(evidence: Evidence, settings: Settings) -> list[Found]:
+    said = dict(evidence.host.limits or ())
+    if not said:
+        return unanswered(evidence.host, "host.limits", "no running server whose limits could be read")
+    found = []
+    if "memlock" in said and said["memlock"] != "unlimited":
+        found.append(warn(f"memlock {said['memlock']}", said["memlock"], "unlimited"))
+    for name in ("nofile", "nproc"):
+        value, least = said.get(name), settings.limit(f"limits.{name}")
+        if value and value.isdigit() and int(value) < least:
+            found.append(warn(f"{name} {value}", int(value), least))
+    return found or [sound(", ".join(f"{name} {value}" for name, value in sorted(said.items())))]
+
+
+def fd(evidence: Evidence, settings: Settings) -> list[Found]:
+    used, most = evidence.host.fd_used, evidence.host.fd_max
+    if used is None or not most:
+        return unanswered(evidence.host, "host.fd", "open files of the host are not known")
+    text, limit = f"{used} of {most} ({used / most:.1%})", settings.limit("fd.warn")
+    return [warn(text, used, most) if used > most * limit else sound(text, used, most)]
+
+
+def clock(evidence: Evidence, settings: Settings) -> list[Found]:
+    synced, offset = evidence.host.clock_synced, evidence.host.clock_offset
+    if synced is None and offset is None:
+        return unanswered(evidence.host, "host.time", "the clock was not compared")
+    if offset is not None and abs(offset) > settings.limit("clock.fail"):
+        return [fail(f"{offset:+.1f} s against this machine", round(offset, 1))]
+    found = []
+    if offset is not None and abs(offset) > settings.limit("clock.warn"):
+        found.append(warn(f"{offset:+.1f} s against this machine", round(offset, 1)))
+    if synced is False:
+        found.append(warn("not synchronised", "no", "yes"))
+    return found or [sound("synchronised" if synced else f"{offset or 0:+.1f} s against this machine")]
+
+
+def updates(evidence: Evidence, settings: Settings) -> list[Found]:
+    host = evidence.host
+    if host.reboot_required is None and host.kernel_installed is None:
+        return unanswered(host, "host.updates", "pending updates are not known")
+    found = []
+    if host.reboot_required:
+        found.append(warn("the system asks for a reboot", "yes", "no"))
+    if host.kernel_installed and host.kernel_running and host.kernel_installed != host.kernel_running:
+        text = f"kernel {host.kernel_running} runs, {host.kernel_installed} is installed"
+        found.append(warn(text, host.kernel_running, host.kernel_installed))
+    return found or [sound("no reboot is pending")]
+
+
+def hugepages(evidence: Evidence, settings: Settings) -> list[Found]:
+    value = evidence.host.hugepages
+    if value is None:
+        return unanswered(evidence.host, "host.hugepages", "transparent huge pages are not known")
+    return [Found(Verdict.PASS, f"transparent huge pages: {value}", None, value)]

@@ -1,0 +1,127 @@
+"""The kernel log of this boot, one check per kind of finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from opsctl.gpu.checks.driver import short
+from opsctl.gpu.checks.over import sound
+from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, KernelLog, Verdict, skip, worst
+from opsctl.gpu.settings import Settings
+from opsctl.text import one_line
+
+_AS_VERDICT = {"fail": Verdict.FAIL, "warn": Verdict.WARN, "info": Verdict.PASS}
+Grouping = Callable[[KernelEvent], tuple[object, ...]]
+
+
+def xid(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "klog.xid", lambda e: (e.kind, e.bdf, e.xid))
+
+
+def offbus(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "klog.offbus", lambda e: (e.bdf,))
+
+
+def sxid(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "klog.sxid", lambda e: (e.bdf, e.xid))
+
+
+def aer(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "klog.aer", lambda e: (e.bdf, e.severity))
+
+
+def iommu(evidence: Evidence, settings: Settings) -> list[Found]:
+    gpus = {short(bus).rpartition(".")[0] for bus in _gpu_buses(evidence)}
+    return _judge(evidence, "klog.iommu", lambda e: (e.bdf,), gpus)
+
+
+def oom(evidence: Evidence, settings: Settings) -> list[Found]:
+    def ours(event: KernelEvent) -> bool:
+        if settings.unit and settings.unit.removesuffix(".service") in event.text:
+            return True
+        pid = evidence.host.server_pid
+        return pid is not None and event.pid == str(pid)
+
+    return _judge(evidence, "klog.oom", lambda e: (), ours=ours)
+
+
+def hung(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "klog.hung", lambda e: (e.process,))
+
+
+def disk(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "klog.disk", lambda e: ())
+
+
+def _judge(
+    evidence: Evidence,
+    check: str,
+    group: Grouping,
+    gpus: set[str] | None = None,
+    ours: Callable[[KernelEvent], bool] | None = None,
+) -> list[Found]:
+    log = evidence.kernel
+    if log is None:
+        return skip("no kernel log")
+    if log.unreadable:
+        return skip(log.unreadable)
+    groups: dict[tuple[object, ...], list[KernelEvent]] = {}
+    for event in log.events:
+        if event.check == check:
+            groups.setdefault(group(event), []).append(event)
+    found = [_group(events, evidence, gpus, ours) for events in groups.values()]
+    faults = [f for f in found if f.verdict.rank > 1]
+    if faults:
+        return sorted(faults, key=lambda f: -f.verdict.rank)
+    if found:
+        return [Found(Verdict.PASS, f"information only: {found[0].evidence}")]
+    return [sound(f"no such line in {log.lines}{_remarks(log)}")]
+
+
+def _remarks(log: KernelLog) -> str:
+    remarks = []
+    if log.earlier_boots:
+        remarks.append(f"{log.earlier_boots} of earlier boots not counted")
+    if log.suppressed:
+        remarks.append(f"{log.suppressed} lines say that messages were dropped")
+    return f" ({'; '.join(remarks)})" if remarks else ""
+
+
+def _group(
+    events: Sequence[KernelEvent],
+    evidence: Evidence,
+    gpus: set[str] | None,
+    ours: Callable[[KernelEvent], bool] | None,
+) -> Found:
+    counted = [e for e in events if not e.probe]
+    first = (counted or events)[0]
+    severities = [_AS_VERDICT[e.severity] for e in events]
+    if gpus and first.bdf and short(first.bdf) in gpus:
+        severities.append(Verdict.FAIL)
+    if ours and any(map(ours, events)):
+        severities.append(Verdict.FAIL)
+    probes = len(events) - len(counted)
+    count = f"{len(counted)} lines, first: " if len(counted) > 1 else ""
+    told = f"{first.time}: {first.text}" if first.time else first.text
+    note = f" [and {probes} caused by nvidia-smi itself, not counted]" if probes else ""
+    return Found(worst(severities), one_line(f"{count}{told}", 400) + note, _ref(first, evidence), _value(first))
+
+
+def _value(event: KernelEvent) -> str:
+    return {"xid": f"Xid {event.xid}", "sxid": f"SXid {event.xid}"}.get(event.kind, event.kind)
+
+
+def _gpu_buses(evidence: Evidence) -> list[str]:
+    listed = [g.ref.bus_id for r in evidence.readings for g in r.gpus if g.ref.bus_id]
+    return listed + [d.bus_id for d in evidence.pci or () if d.gpu]
+
+
+def _ref(event: KernelEvent, evidence: Evidence) -> GpuRef | None:
+    """The GPU the line is about, with its index and UUID where a reading knows them."""
+    if event.bdf is None:
+        return None
+    for reading in evidence.readings:
+        for gpu in reading.gpus:
+            if gpu.ref.bus_id and short(gpu.ref.bus_id).rpartition(".")[0] == short(event.bdf):
+                return gpu.ref
+    return GpuRef(None, None, event.bdf)

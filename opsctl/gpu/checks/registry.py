@@ -1,0 +1,87 @@
+"""Every check with its texts, in the order they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from opsctl.gpu.checks import cards, driver, host, kernel, memory, pcie, processes, service, topology
+from opsctl.gpu.fields import table
+from opsctl.gpu.model import Evidence, Found
+from opsctl.gpu.settings import Settings
+
+CheckFunction = Callable[[Evidence, Settings], list[Found]]
+
+_FUNCTIONS: dict[str, CheckFunction] = {
+    "driver.loaded": driver.loaded,
+    "driver.mismatch": driver.mismatch,
+    "smi.responsive": driver.responsive,
+    "gpu.count": driver.count,
+    "gpu.lost": cards.lost,
+    "gpu.recovery": cards.recovery,
+    "gpu.uniform": cards.uniform,
+    "gpu.mode": cards.mode,
+    "gpu.persistence": cards.persistence,
+    "ecc.uncorrected": memory.uncorrected,
+    "ecc.mode": memory.mode,
+    "ecc.rows": memory.rows,
+    "pcie.width": pcie.width,
+    "pcie.gen": pcie.generation,
+    "pcie.errors": pcie.errors,
+    "gpu.temp": cards.temperature,
+    "gpu.throttle": cards.throttle,
+    "gpu.power": cards.power,
+    "gpu.leftover": cards.leftover,
+    "gpu.orphans": processes.orphans,
+    "proc.stuck": processes.stuck,
+    "klog.xid": kernel.xid,
+    "klog.offbus": kernel.offbus,
+    "klog.sxid": kernel.sxid,
+    "klog.aer": kernel.aer,
+    "klog.iommu": kernel.iommu,
+    "klog.oom": kernel.oom,
+    "klog.hung": kernel.hung,
+    "klog.disk": kernel.disk,
+    "topo.affinity": topology.affinity,
+    "p2p.config": topology.p2p,
+    "host.numa_balancing": host.numa_balancing,
+    "host.governor": host.governor,
+    "host.cpus": host.cpus,
+    "host.ram": host.ram,
+    "host.shm": host.shm,
+    "host.disk": host.disk,
+    "host.weights": host.weights,
+    "host.limits": host.limits,
+    "host.fd": host.fd,
+    "host.time": host.clock,
+    "host.updates": host.updates,
+    "host.hugepages": host.hugepages,
+    "svc.port": service.port,
+    "svc.unit": service.unit,
+    "svc.ready": service.ready,
+    "svc.live": service.live,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    id: str
+    title: str
+    meaning: str
+    causes: str
+    remedy: str
+    command: str
+    function: CheckFunction
+
+
+@cache
+def checks() -> dict[str, Check]:
+    rows = {row["check"]: row for row in table("checks.csv")}
+    return {
+        name: Check(
+            name, rows[name]["title"], rows[name]["meaning"], rows[name]["causes"], rows[name]["remedy"],
+            rows[name]["command"], function,
+        )
+        for name, function in _FUNCTIONS.items()
+    }  # fmt: skip

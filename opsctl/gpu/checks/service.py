@@ -1,0 +1,55 @@
+"""Our server on the host: its port, its unit, whether it answers."""
+
+from __future__ import annotations
+
+from opsctl.gpu.checks.host import unanswered
+from opsctl.gpu.checks.over import fail, sound, warn
+from opsctl.gpu.model import Evidence, Found, skip
+from opsctl.gpu.settings import Settings
+
+
+def port(evidence: Evidence, settings: Settings) -> list[Found]:
+    host = evidence.host
+    if host.port is None or host.listeners is None:
+        return unanswered(host, "svc.port", "no server port was named")
+    held = [(pid, program) for number, pid, program in host.listeners if number == host.port]
+    active = host.unit is not None and host.unit.active == "active"
+    if not held:
+        return [warn(f"the unit is active but nothing listens on {host.port}") if active else sound("free", host.port)]
+    pid, program = held[0]
+    if host.server_pid is not None and pid is not None and pid != host.server_pid:
+        return [fail(f"{program} (pid {pid}) holds port {host.port}, not our server", pid, host.server_pid)]
+    if host.unit is not None and not active:
+        return [fail(f"{program} (pid {pid or '?'}) holds port {host.port} while our unit is {host.unit.active}", pid)]
+    return [sound(f"{program} (pid {pid or '?'}) listens", host.port)]
+
+
+def unit(evidence: Evidence, settings: Settings) -> list[Found]:
+    found = evidence.host.unit
+    if found is None:
+        return unanswered(evidence.host, "svc.unit", "no unit was named")
+    state = f"{found.name} {found.active}/{found.sub}"
+    if found.active == "failed" or found.result not in (None, "", "success"):
+        return [fail(f"{state}, result {found.result}", found.result, "success")]
+    if found.kill_mode in ("process", "none"):
+        return [warn(f"KillMode={found.kill_mode} leaves the schedulers behind", found.kill_mode, "mixed")]
+    return [sound(f"{state}, {found.restarts or 0} restarts", found.active)]
+
+
+def ready(evidence: Evidence, settings: Settings) -> list[Found]:
+    status = evidence.host.health_status
+    if status is None:
+        return unanswered(evidence.host, "svc.ready", "no endpoint was asked")
+    return [sound("/health 200", 200, 200) if status == 200 else fail(f"/health {status}", status, 200)]
+
+
+def live(evidence: Evidence, settings: Settings) -> list[Found]:
+    host = evidence.host
+    if host.generate_timed_out:
+        return [
+            fail(f"/health {host.health_status or 'unknown'}, but /health_generate does not answer", "no answer", 200)
+        ]
+    if host.generate_status is None:
+        return skip(dict(host.reasons).get("svc.live", "no endpoint was asked"))
+    good = host.generate_status == 200
+    return [(sound if good else fail)(f"/health_generate {host.generate_status}", host.generate_status, 200)]

@@ -1,0 +1,119 @@
+"""Judge a host: run the checks over the evidence and say, per check and GPU, what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.errors import UsageError
+from opsctl.gpu import xids
+from opsctl.gpu.checks.registry import Check, checks
+from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, Verdict, worst
+from opsctl.gpu.settings import Settings
+from opsctl.text import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the report."""
+
+    check: str
+    found: Found
+    remedy: str | None
+    command: str | None
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.found.verdict
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "verdict": self.verdict.value,
+            "gpu": _ref_json(self.found.gpu),
+            "value": self.found.value,
+            "expected": self.found.expected,
+            "evidence": self.found.evidence,
+            "remedy": self.remedy,
+            "command": self.command,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    host: str
+    verdict: Verdict
+    results: tuple[Result, ...]
+    kernel: tuple[KernelEvent, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "verdict": self.verdict.value,
+            "checks": [r.as_json() for r in self.results],
+            "kernel": [_event_json(e) for e in self.kernel],
+        }
+
+
+def selected(only: Collection[str] = (), without: Collection[str] = ()) -> list[Check]:
+    """The checks asked for, in their order. A name ending in `.` or without a dot means its whole family (`klog`)."""
+    for name in (*only, *without):
+        if not any(_matches(name, check) for check in checks()):
+            families = {check.partition(".")[0] for check in checks()}
+            raise UsageError(f"unknown check {name!r}", hint=did_you_mean(name, {*checks(), *families}))
+    return [
+        check
+        for name, check in checks().items()
+        if (not only or any(_matches(o, name) for o in only)) and not any(_matches(w, name) for w in without)
+    ]
+
+
+def judge(host: str, evidence: Evidence, settings: Settings, chosen: Iterable[Check] | None = None) -> HostReport:
+    """The report for one host; its verdict is the worst of its checks, skip when none could be answered."""
+    found = [
+        _result(check, one)
+        for check in (checks().values() if chosen is None else chosen)
+        for one in check.function(evidence, settings)
+    ]
+    events = evidence.kernel.events if evidence.kernel else ()
+    return HostReport(host, worst([r.verdict for r in found]), tuple(found), events)
+
+
+def _matches(name: str, check: str) -> bool:
+    return name == check or check.startswith(name.rstrip(".") + ".")
+
+
+def _result(check: Check, found: Found) -> Result:
+    wrong = found.verdict in (Verdict.WARN, Verdict.FAIL)
+    if not wrong:
+        return Result(check.id, found, None, None)
+    return Result(check.id, found, _remedy(check, found), check.command or None)
+
+
+def _remedy(check: Check, found: Found) -> str | None:
+    """The check's remedy; for an Xid what NVIDIA says about that one."""
+    code = str(found.value).removeprefix("Xid ")
+    known = xids.catalogue().get(int(code)) if check.id == "klog.xid" and code.isdigit() else None
+    if known is None:
+        return check.remedy or None
+    return f"{known.description}; NVIDIA: {known.immediate} (opsctl health explain {known.code})"
+
+
+def _ref_json(ref: GpuRef | None) -> dict[str, Any] | None:
+    return None if ref is None else {"index": ref.index, "uuid": ref.uuid, "bus_id": ref.bus_id}
+
+
+def _event_json(event: KernelEvent) -> dict[str, Any]:
+    return {
+        "time": event.time,
+        "kind": event.kind,
+        "check": event.check,
+        "severity": event.severity,
+        "xid": event.xid,
+        "bdf": event.bdf,
+        "pid": event.pid,
+        "process": event.process,
+        "counts": not event.probe,
+        "text": event.text,
+    }

@@ -1,0 +1,141 @@
+"""Read a kernel log into events. What each line means is data/kernel_lines.csv and data/xids.csv."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from opsctl.gpu import klog_lines, xids
+from opsctl.gpu.fields import table
+from opsctl.gpu.model import KernelEvent, KernelLog
+
+_SUPPRESSED = re.compile(r"callbacks suppressed|Suppressed \d+ messages|kmsg dropped|messages suppressed")
+_NON_FATAL = re.compile(r"(?i)\bnon-?fatal\b")
+_FATAL = re.compile(r"(?i)(?<!non)(?<!non-)\bfatal\b")
+# Any of these words makes a line worth the patterns: most lines of a log hold none.
+_WORTH = re.compile(
+    r"NVRM|SXid|AER|PCIe Bus Error|Surprise|IO_PAGE_FAULT|DMAR|SDES|[Ll]ink [Dd]own|ut of memory|"
+    r"oom-kill|blocked for more|state:D|lockup|LOCKUP|read-only|nvme|Disabling device|Buffer I/O|segfault"
+)
+_PROBE = "nvidia-smi"
+_KERNEL = re.compile(r"^(?:NVRM: |nvidia-nvswitch\d+: |nvidia-modeset: |pcieport [0-9a-f]{4}:|nvidia [0-9a-f]{4}:)")
+# Events told by several lines.
+_JOINED = {"mismatch": 5, "fallen": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    kind: str
+    check: str | None
+    severity: str
+    pattern: re.Pattern[str]
+
+
+@cache
+def _patterns() -> tuple[_Pattern, ...]:
+    return tuple(
+        _Pattern(r["kind"], r["check"] or None, r["severity"], re.compile(r["pattern"]))
+        for r in table("kernel_lines.csv")
+    )
+
+
+def looks_like(text: str) -> bool:
+    """Whether some of the first lines begin like a kernel log, or any line is one of its known messages."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    framed = any(klog_lines.split(line).framed or _KERNEL.match(line) for line in lines[:200])
+    return framed or any(classify([line]) for line in lines)
+
+
+def read(text: str) -> KernelLog:
+    """The events of the last boot in the log, in its order."""
+    lines = [klog_lines.split(line) for line in text.splitlines() if line.strip()]
+    start = max((i for i, line in enumerate(lines) if _begins_boot(line.text)), default=0)
+    earlier = _events(lines[:start])
+    events = _events(lines[start:])
+    suppressed = sum(1 for line in lines[start:] if _SUPPRESSED.search(line.text))
+    return KernelLog(tuple(events), len(lines), len(earlier), suppressed)
+
+
+def _begins_boot(text: str) -> bool:
+    return bool(klog_lines.BOOT_MARKS.match(text) or klog_lines.BOOT_LINE.match(text))
+
+
+def _events(lines: Sequence[klog_lines.Line]) -> list[KernelEvent]:
+    events: list[KernelEvent] = []
+    for i, line in enumerate(lines):
+        if not _WORTH.search(line.text):
+            continue
+        event = classify([following.text for following in lines[i : i + 5]], line.time)
+        if event:
+            events.append(_as_before(event, events))
+    return events
+
+
+def classify(texts: Sequence[str], time: str | None = None) -> KernelEvent | None:
+    """The event that the first of `texts` tells (the others are the lines after it), None when it tells none."""
+    text = texts[0] if time is not None else klog_lines.split(texts[0]).text
+    for known in _patterns():
+        found = known.pattern.search(text)
+        if found is None:
+            continue
+        groups = found.groupdict()
+        message = groups.get("message") or text
+        code = int(groups["xid"]) if groups.get("xid") else None
+        return KernelEvent(
+            kind=known.kind,
+            check=known.check,
+            severity=_severity(known, code, message, groups),
+            text=" ".join(_told(known.kind, [text, *texts[1:]])),
+            time=time,
+            seconds=klog_lines.seconds(time),
+            xid=code,
+            bdf=_bdf(groups.get("bdf") or groups.get("device")),
+            pid=groups.get("pid"),
+            process=groups.get("process"),
+            probe=known.kind == "xid" and groups.get("process") == _PROBE,
+        )
+    return None
+
+
+def _severity(known: _Pattern, code: int | None, message: str, groups: dict[str, str | None]) -> str:
+    if known.kind == "xid" and code is not None:
+        return xids.severity(code, message)
+    if known.kind == "sxid" and _NON_FATAL.search(message):
+        return "warn"
+    if known.kind == "iommu":
+        # A fault of another device says nothing about P2P; the GPU check knows which devices are GPUs.
+        return "fail" if groups.get("process") == "nvidia" else "warn"
+    return known.severity
+
+
+def _told(kind: str, texts: Sequence[str]) -> list[str]:
+    count = _JOINED.get(kind, 1)
+    told = [texts[0].strip()]
+    for text in texts[1:count]:
+        if not text.startswith("NVRM: ") or _is_event(text):
+            break
+        told.append(text.removeprefix("NVRM:").strip())
+    return told
+
+
+def _is_event(text: str) -> bool:
+    return any(p.pattern.search(text) for p in _patterns())
+
+
+def _as_before(event: KernelEvent, earlier: Sequence[KernelEvent]) -> KernelEvent:
+    """The detail lines of an SXid do not repeat whether it is fatal: they take it from the line before."""
+    if event.kind != "sxid" or _NON_FATAL.search(event.text) or _FATAL.search(event.text):
+        return event
+    same = [e for e in earlier if (e.kind, e.xid, e.bdf) == (event.kind, event.xid, event.bdf)]
+    if not same or same[-1].severity == event.severity:
+        return event
+    return replace(event, severity=same[-1].severity)
+
+
+def _bdf(bus: str | None) -> str | None:
+    """domain:bus:device, lower case: '09:00' -> '0000:09:00'."""
+    if not bus:
+        return None
+    return (bus if bus.count(":") == 2 else f"0000:{bus}").lower()

@@ -1,0 +1,304 @@
+"""What is known about a GPU host, as plain values. `None` always means absent: not said, or not on this card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from opsctl.gpu.ownership import ProcessTable
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+    @property
+    def rank(self) -> int:
+        """How bad: skip 0, pass 1, warn 2, fail 3."""
+        return ("skip", "pass", "warn", "fail").index(self.value)
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """The worst of `verdicts`; skip when there are none."""
+    return max(verdicts, key=lambda v: v.rank, default=Verdict.SKIP)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRef:
+    """Which GPU, in every name it has."""
+
+    index: int | None
+    uuid: str | None
+    bus_id: str | None
+
+    def __str__(self) -> str:
+        parts = [f"GPU{self.index}" if self.index is not None else "GPU", self.bus_id or self.uuid or ""]
+        return " ".join(p for p in parts if p)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that nvidia-smi lists on a GPU. kind: C, G, C+G or M+C."""
+
+    pid: int
+    kind: str | None
+    name: str
+    memory_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as nvidia-smi describes it: MiB, °C, W, lanes, microseconds."""
+
+    ref: GpuRef
+    name: str | None = None
+    driver: str | None = None
+    vbios: str | None = None
+    persistence: str | None = None
+    mig: str | None = None
+    compute_mode: str | None = None
+    display_active: str | None = None
+    pstate: str | None = None
+    utilization: float | None = None
+    recovery_action: str | None = None
+    reset_required: str | None = None
+    drain_and_reset: str | None = None
+    ecc_mode: str | None = None
+    ecc_pending: str | None = None
+    ecc_volatile: float | None = None
+    ecc_aggregate: float | None = None
+    sram_threshold_exceeded: bool | None = None
+    unrepairable_memory: bool | None = None
+    channel_repair_pending: bool | None = None
+    tpc_repair_pending: bool | None = None
+    rows_uncorrectable: float | None = None
+    rows_pending: bool | None = None
+    rows_failure: bool | None = None
+    rows_low: float | None = None
+    rows_none: float | None = None
+    gen_current: float | None = None
+    gen_max: float | None = None
+    gen_device_max: float | None = None
+    gen_host_max: float | None = None
+    width_current: float | None = None
+    width_max: float | None = None
+    replays: float | None = None
+    temperature: float | None = None
+    headroom_reported: float | None = None
+    slowdown_temperature: float | None = None
+    memory_temperature: float | None = None
+    hw_slowdown: bool | None = None
+    hw_thermal: bool | None = None
+    hw_power_brake: bool | None = None
+    sw_thermal: bool | None = None
+    hw_thermal_us: float | None = None
+    hw_power_brake_us: float | None = None
+    power_limit: float | None = None
+    power_default: float | None = None
+    memory_total: float | None = None
+    memory_used: float | None = None
+    processes: tuple[Process, ...] | None = None
+    lost: str | None = None  # why nothing it says can be trusted
+    odd: tuple[tuple[str, str], ...] = ()  # single unreadable cells: (field, word)
+
+    @property
+    def headroom(self) -> float | None:
+        """°C to the slowdown point: the card's own margin where it tells it, else threshold minus temperature."""
+        if self.headroom_reported is not None:
+            return self.headroom_reported
+        if self.slowdown_temperature is None or self.temperature is None:
+            return None
+        return self.slowdown_temperature - self.temperature
+
+    @property
+    def busy(self) -> bool:
+        """In the top performance state and working: only then the PCIe generation says something."""
+        return self.pstate == "P0" and bool(self.utilization)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer of nvidia-smi. `truncated`: it breaks off, so nothing may be called sound for the whole host."""
+
+    source: str  # xml | text | table | csv
+    gpus: tuple[Gpu, ...]
+    driver: str | None = None
+    cuda: str | None = None
+    attached: int | None = None
+    truncated: str | None = None  # how it was noticed
+    part: str | None = None  # the section of a longer capture: idle, load
+
+    @property
+    def readable(self) -> tuple[Gpu, ...]:
+        return tuple(g for g in self.gpus if g.lost is None)
+
+
+@dataclass(frozen=True, slots=True)
+class SmiError:
+    """nvidia-smi refused to answer. `kind` names a row of data/smi_errors.csv."""
+
+    kind: str
+    text: str
+    check: str
+    bus_id: str | None = None
+    rc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SmiRun:
+    """How one live call of nvidia-smi went."""
+
+    seconds: float | None = None
+    timed_out: bool = False
+    missing: bool = False
+    garbage: str | None = None
+    stuck_pids: tuple[int, ...] = ()
+    rc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A PCI function from sysfs or lspci. `acs_redirect`: whether the bridge redirects peer requests upwards."""
+
+    bus_id: str
+    gpu: bool = False
+    answering: bool = True
+    name: str | None = None
+    slot: str | None = None
+    numa_node: int | None = None
+    width_current: int | None = None
+    width_max: int | None = None
+    parents: tuple[str, ...] = ()
+    acs_redirect: bool | None = None
+    iommu: str | None = None  # DMA, DMA-FQ (translated) or identity
+    aer_correctable: int | None = None
+    aer_nonfatal: int | None = None
+    aer_fatal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """One finding in the kernel log, from one line or a few that belong together."""
+
+    kind: str  # xid sxid nvrm fallen mismatch aer iommu oom hung dstate lockup disk segv
+    check: str | None
+    severity: str  # fail | warn | info
+    text: str
+    time: str | None = None
+    seconds: float | None = None  # for differences only: the zero point depends on the format
+    xid: int | None = None
+    bdf: str | None = None
+    pid: str | None = None
+    process: str | None = None
+    probe: bool = False  # caused by nvidia-smi itself
+
+    @property
+    def key(self) -> str:
+        """The same event read again has the same key."""
+        return f"{self.time}|{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLog:
+    """The kernel log of this boot. `unreadable`: why it could not be read, when it could not."""
+
+    events: tuple[KernelEvent, ...] = ()
+    lines: int = 0
+    earlier_boots: int = 0  # events of earlier boots, not counted
+    suppressed: int = 0  # lines that say messages were dropped
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file system of interest. bytes and inodes; `use` says what for."""
+
+    path: str
+    use: str
+    size: int
+    available: int
+    inodes: int = 0
+    inodes_free: int = 0
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A systemd service, as `systemctl show` prints it."""
+
+    name: str
+    active: str | None = None
+    sub: str | None = None
+    result: str | None = None
+    restarts: int | None = None
+    kill_mode: str | None = None
+    main_pid: int | None = None
+    control_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the host says about itself, apart from its GPUs and kernel log."""
+
+    driver_loaded: str | None = None  # version of the loaded module
+    driver_on_disk: str | None = None
+    persistence_daemon: str | None = None
+    cmdline: str | None = None
+    p2p: tuple[tuple[str, ...], ...] | None = None  # nvidia-smi topo -p2p r
+    numa_balancing: int | None = None
+    governors: tuple[str, ...] | None = None
+    cpus_online: int | None = None
+    cpus_present: int | None = None
+    memory_total: int | None = None  # bytes
+    memory_available: int | None = None
+    swap_used: int | None = None
+    mounts: tuple[Mount, ...] | None = None
+    weights_missing: tuple[str, ...] | None = None
+    weights_found: int | None = None
+    limits: tuple[tuple[str, str], ...] | None = None  # of the running server
+    fd_used: int | None = None
+    fd_max: int | None = None
+    clock_synced: bool | None = None
+    clock_offset: float | None = None  # seconds, host minus controller
+    reboot_required: bool | None = None
+    kernel_running: str | None = None
+    kernel_installed: str | None = None
+    hugepages: str | None = None
+    listeners: tuple[tuple[int, int | None, str], ...] | None = None  # port, pid, program
+    port: int | None = None
+    unit: Unit | None = None
+    server_pid: int | None = None
+    health_status: int | None = None
+    generate_status: int | None = None
+    generate_timed_out: bool = False
+    reasons: tuple[tuple[str, str], ...] = ()  # check id -> why it cannot be answered
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known about one host at one moment: what the checks look at."""
+
+    readings: tuple[Reading, ...] = ()
+    smi_errors: tuple[SmiError, ...] = ()
+    smi_run: SmiRun | None = None
+    kernel: KernelLog | None = None
+    pci: tuple[PciDevice, ...] | None = None
+    table: ProcessTable | None = None
+    host: Host = field(default_factory=Host)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one check saw, about one GPU or the whole host."""
+
+    verdict: Verdict
+    evidence: str
+    gpu: GpuRef | None = None
+    value: str | float | None = None
+    expected: str | float | None = None
+
+
+def skip(reason: str) -> list[Found]:
+    return [Found(Verdict.SKIP, reason)]
