@@ -1,0 +1,252 @@
+"""Take secrets and user prompts out of a stream of text, on the host, before anything is written or sent.
+
+A masked value keeps its kind, its length and the first eight digits of its SHA-256, so that equal values can be
+matched: `[REDACTED/hf-token/len=37/sha256=1a2b3c4d]`. The mask has no blanks and no quotes, so what surrounds it still
+parses, and masking twice changes nothing.
+
+    redactor = Redactor(values=["what the inventory knows"])
+    out = redactor.feed(chunk) + ... + redactor.close()
+
+The result does not depend on where the stream is cut: whole lines are worked on, and a private key that spans lines is
+remembered from line to line. The patterns are in `secret_patterns`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from typing import BinaryIO, Callable, Iterable, List, Match, Optional, Pattern, Set, Tuple
+from urllib.parse import quote
+
+from opsctl.agent.secret_patterns import (
+    IDENTITIES,
+    KEY_BEGIN,
+    KEY_BODY,
+    KEY_END,
+    KEY_INLINE,
+    KEY_TAIL,
+    RULES,
+    Rule,
+    benign,
+)
+
+MAX_LINE = 1 << 20  # what is longer is cut: a request body, never a log line worth reading
+_MARK = b"[REDACTED/"
+_SHORTEST_VALUE = 4
+_CUT = re.compile(rb"[\s'\",;{}\[\]()]")
+# Decode and Prefill lines are most of a server log and hold numbers only.
+_ROUTINE = re.compile(rb"\[[0-9 :.\-A-Z_]+\] (?:Decode|Prefill) batch[ \w.,:#/()\[\]%+-]*\r?$")
+_REQUEST = re.compile(rb"(?:Receive|Receive OpenAI|Finish): obj=|\"event\": ?\"request\.(?:received|finished)")
+_REQUEST_FACTS = re.compile(
+    rb"['\"]?\b(rid|completion_tokens|prompt_tokens|cached_tokens|e2e_latency|max_new_tokens|temperature|"
+    rb"spec_verify_ct|spec_accept_\w+|stream)['\"]?[=:] ?['\"]?([0-9.]{1,12}|True|False|true|false|[0-9a-f]{32})\b"
+)
+
+
+def mask(kind: str, value: bytes) -> bytes:
+    """What stands for `value`."""
+    digest = hashlib.sha256(value).hexdigest()[:8]
+    return b"[REDACTED/%s/len=%d/sha256=%s]" % (kind.encode(), len(value), digest.encode())
+
+
+class Redactor:
+    """Redacts one stream.
+
+    Args:
+        values: secrets known by value; also found URL-quoted, JSON-quoted and in base64.
+        more: also mask addresses, host names, serial numbers and UUIDs, equal ones alike.
+        hosts: host names to mask in `more` mode, beside those that can be told by their form.
+        keep_prompts: leave what `--log-requests` printed.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[str] = (),
+        more: bool = False,
+        hosts: Iterable[str] = (),
+        keep_prompts: bool = False,
+    ) -> None:
+        self._values = _value_pattern(values)
+        self._identities = _identity_rules(hosts) if more else []
+        self._keep_prompts = keep_prompts
+        self._pending = b""
+        self._dropped = 0  # bytes left out of the line under way
+        self._in_key = False
+        self._key_prefix = 0  # length of what the log put before the key's first line
+        self.masked = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """The redacted form of every line that `data` completes."""
+        data = self._pending + data
+        end = data.rfind(b"\n") + 1
+        self._pending = data[end:]
+        out = self._whole_lines(data[:end]) if end else b""
+        if len(self._pending) > 2 * MAX_LINE:
+            self._dropped += len(self._pending) - MAX_LINE
+            self._pending = self._pending[:MAX_LINE]
+        return out
+
+    def close(self) -> bytes:
+        """What is left: a last line without an end."""
+        rest, self._pending = self._pending, b""
+        return self._whole_lines(rest) if rest else b""
+
+    def text(self, text: str) -> str:
+        """A whole text at once."""
+        return (self.feed(text.encode("utf-8", "surrogateescape")) + self.close()).decode("utf-8", "surrogateescape")
+
+    def _whole_lines(self, data: bytes) -> bytes:
+        lines = data.split(b"\n")
+        for i, line in enumerate(lines):
+            dropped = self._dropped if i == 0 else 0
+            if len(line) + dropped > MAX_LINE:
+                lines[i] = _cut(line, dropped)
+        self._dropped = 0
+        dirty = [i for i, line in enumerate(lines) if line and not _ROUTINE.match(line)]
+        if dirty:
+            clean = self._clean(b"\n".join([lines[i] for i in dirty])).split(b"\n")
+            for i, line in zip(dirty, clean):
+                lines[i] = line
+        return b"\n".join(lines)
+
+    def _clean(self, block: bytes) -> bytes:
+        """`block` redacted; it keeps its number of lines."""
+        block = self._keys(block)
+        if self._values:
+            block = self._values.sub(self._known, block)
+        if not self._keep_prompts:
+            block = b"\n".join([self._request(line) for line in block.split(b"\n")])
+        lower = block.lower()
+        for rule in RULES:
+            if any(hint in lower for hint in rule.hints) and not (rule.prompt and self._keep_prompts):
+                block = rule.pattern.sub(self._by_rule(rule), block)
+        for rule in self._identities:
+            block = rule.pattern.sub(self._by_rule(rule), block)
+        return block
+
+    def _by_rule(self, rule: Rule) -> Callable[[Match[bytes]], bytes]:
+        def replace(found: Match[bytes]) -> bytes:
+            whole, value = found.group(0), found.group("value")
+            if value.startswith(_MARK) or benign(rule, found):
+                return whole
+            self.masked += 1
+            start, end = found.start("value") - found.start(), found.end("value") - found.start()
+            return whole[:start] + mask(rule.kind, value) + whole[end:]
+
+        return replace
+
+    def _known(self, found: Match[bytes]) -> bytes:
+        self.masked += 1
+        return mask("known-secret", found.group(0))
+
+    def _request(self, line: bytes) -> bytes:
+        """A line of --log-requests with only its numbers left."""
+        found = _REQUEST.search(line)
+        if not found:
+            return line
+        self.masked += 1
+        body = line[found.end() :]
+        if body.startswith(_MARK) or body.startswith(b" rid="):
+            return line
+        facts: List[bytes] = []
+        for name, value in _REQUEST_FACTS.findall(body):
+            fact = name + b"=" + value
+            if fact not in facts:
+                facts.append(fact)
+        kept = b" " + b", ".join(facts) if facts else b""
+        return line[: found.end()] + mask("prompt", body) + kept
+
+    def _keys(self, block: bytes) -> bytes:
+        """Private keys, within a line and over lines."""
+        if not self._in_key and b"-----BEGIN" not in block and b"PRIVATE" not in block:
+            return block
+        block = KEY_INLINE.sub(self._key_inline, block)
+        lines = block.split(b"\n")
+        for i, line in enumerate(lines):
+            if self._in_key:
+                lines[i] = self._key_line(line)
+            else:
+                found = KEY_BEGIN.search(line)
+                if found:
+                    self._in_key, self._key_prefix = True, found.start()
+                    self.masked += 1
+                    lines[i] = line[: found.start()] + mask("private-key", line[found.start() :])
+        return b"\n".join(lines)
+
+    def _key_inline(self, found: Match[bytes]) -> bytes:
+        self.masked += 1
+        return mask("private-key", found.group(0))
+
+    def _key_line(self, line: bytes) -> bytes:
+        end = KEY_END.search(line)
+        if end:
+            self._in_key = False
+            return mask("private-key", line[: end.end()]) + line[end.end() :]
+        bare = line.strip()
+        if not bare:
+            return line
+        if KEY_BODY.match(bare) or KEY_BODY.match(line[self._key_prefix :].strip()) or KEY_TAIL.search(line):
+            return mask("private-key", line)
+        self._in_key = False  # the key was cut short; this line is something else
+        return line
+
+
+def redact_stream(source: BinaryIO, sink: BinaryIO, redactor: Redactor, block: int = 1 << 18) -> None:
+    """Copy `source` to `sink`, redacted, in bounded memory."""
+    while True:
+        data = source.read1(block) if hasattr(source, "read1") else source.read(block)
+        if not data:
+            break
+        out = redactor.feed(data)
+        if out:
+            sink.write(out)
+            sink.flush()
+    sink.write(redactor.close())
+    sink.flush()
+
+
+def _cut(line: bytes, dropped: int) -> bytes:
+    """The beginning of an over-long line, up to a place where no value can be cut in two."""
+    head = line[:MAX_LINE]
+    last = [m.start() for m in _CUT.finditer(head, MAX_LINE - 4096)]
+    keep = head[: last[-1]] if last else b""
+    return keep + b"[%d bytes of this line left out]" % (len(line) + dropped - len(keep))
+
+
+def _value_pattern(values: Iterable[str]) -> Optional[Pattern[bytes]]:
+    forms: Set[bytes] = set()
+    for value in values:
+        for part in {value, *value.splitlines()}:
+            part = part.strip()
+            if len(part) < _SHORTEST_VALUE:
+                continue
+            raw = part.encode()
+            forms.update(
+                (raw, quote(part, safe="").encode(), json.dumps(part)[1:-1].encode(), repr(part)[1:-1].encode())
+            )
+            forms.update(_base64_forms(raw))
+    ordered = sorted(forms, key=lambda form: (-len(form), form))
+    return re.compile(b"|".join(re.escape(form) for form in ordered)) if ordered else None
+
+
+def _base64_forms(raw: bytes) -> List[bytes]:
+    """`raw` in base64, at each of the three positions it can have in a longer text (`user:password`)."""
+    if len(raw) < 8:
+        return [base64.b64encode(raw).rstrip(b"=")] if len(raw) >= 6 else []
+    forms = []
+    for shift in range(3):
+        text = base64.b64encode(b"\0" * shift + raw)
+        first = (shift * 8 + 5) // 6
+        last = (shift + len(raw)) * 8 // 6
+        forms.append(text[first:last])
+    return forms
+
+
+def _identity_rules(hosts: Iterable[str]) -> Tuple[Rule, ...]:
+    names = sorted({h.encode() for h in hosts if len(h) > 2}, key=lambda h: (-len(h), h))
+    if not names:
+        return IDENTITIES
+    pattern = re.compile(rb"(?<![\w.-])(?P<value>" + b"|".join(re.escape(n) for n in names) + rb")(?![\w-])")
+    return (Rule("host", pattern, ()),) + IDENTITIES

@@ -1,0 +1,318 @@
+"""What a secret looks like: the patterns of `redact`, as data.
+
+Sources: the rule sets of gitleaks and detect-secrets for the shapes of vendors' tokens; SGLang's own start line and
+`/server_info`, which carry `api_key`, `admin_api_key` and `ssl_keyfile_password` in clear (sgl-project/sglang#37457);
+the vendors' documentation of their prefixes. Entropy is not used: hashes and UUIDs of a log would all be hit.
+
+Each pattern has a group `value`, the part to mask. `hints` are lower-case texts of which one must be in a block before
+the pattern is tried on it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Match, NamedTuple, Pattern, Tuple
+
+
+class Rule(NamedTuple):
+    """One kind of secret."""
+
+    kind: str
+    pattern: Pattern[bytes]
+    hints: Tuple[bytes, ...]
+    prompt: bool = False
+    keyed: bool = False  # the pattern has a group `key`, which decides with the value
+
+
+def _rule(kind: str, pattern: bytes, *hints: bytes, prompt: bool = False, keyed: bool = False) -> Rule:
+    return Rule(kind, re.compile(pattern), hints, prompt, keyed)
+
+
+# A value: quoted (its quotes may be escaped, as JSON inside a log line has them), or up to the next separator.
+_QUOTED = rb"""(?P<q>\\*["'])(?P<value>(?:(?!(?P=q)).)+?)(?P=q)"""
+_BARE = rb"""[^\s'"\\,;&<>(){}\[\]\x00][^\s'"\\,;&<>(){}\]\x00]*"""
+_KEY_OF = rb"signing|watermark|license|shared|session|secret|service|deploy|client|ssh|hmac|auth|master|encryption"
+_WORDS = (
+    rb"token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|apikey|credentials?|private[_-]?key"
+    rb"|access[_-]?key|account[_-]?key|secret[_-]?key|auth[_-]?key|master[_-]?key|encryption[_-]?key"
+    rb"|(?:" + _KEY_OF + rb")[_-]?key|webhook|cookie|session[_-]?id|pat|auth"
+)
+_KEY = rb"(?P<key>(?<![\w-])[\w.-]{0,64}?(?:" + _WORDS + rb")[\w-]{0,32})"
+
+# Prefixes that vendors put before tokens of letters and digits.
+_VENDORS = (
+    *(b"gsk_", b"r8_", b"fw_", b"ntn_", b"sbp_", b"pscale_tkn_", b"pscale_pw_", b"lin_api_", b"glsa_", b"glc_"),
+    *(b"shpat_", b"shpss_", b"shpca_", b"sntrys_", b"sntryu_", b"dop_v1_", b"doo_v1_", b"dor_v1_", b"rubygems_"),
+    *(b"figd_", b"dckr_pat_", b"dckr_oat_", b"tgp_v1_", b"wandb_v1_", b"xai-", b"pplx-", b"NRAK-", b"PMAK-"),
+    *(b"dp.pt.", b"dp.st.", b"dp.ct.", b"ATATT3", b"ATBB", b"EAAC", b"sq0atp-", b"sq0csp-", b"oy2", b"cio", b"fo1_"),
+)
+
+RULES: Tuple[Rule, ...] = (
+    # Tokens told by their own shape.
+    _rule(
+        "hf-token",
+        rb"(?<![A-Za-z0-9])(?P<value>hf_[A-Za-z0-9]{20,}|hf_(?:jwt|oauth)_[\w.-]{16,}|api_org_[A-Za-z0-9]{20,})",
+        b"hf_",
+        b"api_org_",
+    ),
+    _rule("anthropic-key", rb"(?<![A-Za-z0-9])(?P<value>sk-ant-[\w-]{16,})", b"sk-ant-"),
+    _rule("openai-key", rb"(?<![A-Za-z0-9_-])(?P<value>sk-[A-Za-z0-9_-]{16,})", b"sk-"),
+    _rule("nvidia-key", rb"(?<![A-Za-z0-9])(?P<value>nvapi-[\w-]{20,})", b"nvapi-"),
+    _rule(
+        "github-token",
+        rb"(?<![A-Za-z0-9])(?P<value>gh[pousr]_[0-9A-Za-z]{30,}|github_pat_\w{22,})",
+        b"gh",
+        b"github_pat_",
+    ),
+    _rule(
+        "gitlab-token", rb"(?<![A-Za-z0-9])(?P<value>gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat)-[\w.-]{20,})", b"gl"
+    ),
+    _rule("slack-token", rb"(?<![A-Za-z0-9])(?P<value>xox[abeoprs]-[\w-]{10,}|xapp-\d-[\w-]{10,})", b"xox", b"xapp-"),
+    _rule(
+        "slack-webhook",
+        rb"hooks\.slack\.com/(?:services|workflows|triggers)/(?P<value>[\w/+-]{20,})",
+        b"hooks.slack.com",
+    ),
+    _rule("discord-webhook", rb"discord(?:app)?\.com/api/webhooks/(?P<value>\d+/[\w-]{20,})", b"/api/webhooks/"),
+    _rule("telegram-token", rb"(?<![\w])(?P<value>\d{8,10}:AA[\w-]{32,})", b":aa"),
+    _rule(
+        "aws-access-key",
+        rb"(?<![A-Z0-9])(?P<value>(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16})(?![A-Z0-9])",
+        b"a3t",
+        b"akia",
+        b"asia",
+        b"abia",
+        b"acca",
+    ),
+    _rule("aws-secret", rb"(?i)aws.{0,30}?[=:]\s*[\"']?(?P<value>[A-Za-z0-9/+=]{40})(?![A-Za-z0-9/+=])", b"aws"),
+    _rule(
+        "google-key",
+        rb"(?<![A-Za-z0-9])(?P<value>AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{30,})",
+        b"aiza",
+        b"ya29.",
+        b"gocspx-",
+        b"1//0",
+    ),
+    _rule(
+        "azure-key",
+        rb"(?i)(?:AccountKey|SharedAccessKey|SharedAccessSignature)=(?P<value>[^\s;'\"]+)",
+        b"accountkey",
+        b"sharedaccess",
+    ),
+    _rule("npm-token", rb"(?<![A-Za-z0-9])(?P<value>npm_[A-Za-z0-9]{30,})", b"npm_"),
+    _rule("pypi-token", rb"(?<![A-Za-z0-9])(?P<value>pypi-[\w-]{20,})", b"pypi-"),
+    _rule("databricks-token", rb"(?<![A-Za-z0-9])(?P<value>dapi[a-f0-9]{32}(?:-\d+)?)", b"dapi"),
+    _rule(
+        "stripe-key",
+        rb"(?<![A-Za-z0-9])(?P<value>(?:sk|rk|pk|whsec)_(?:live_|test_)?[A-Za-z0-9]{20,})",
+        b"k_",
+        b"whsec_",
+    ),
+    _rule("sendgrid-key", rb"(?<![A-Za-z0-9])(?P<value>SG\.[\w-]{16,}\.[\w-]{16,})", b"sg."),
+    _rule("twilio-key", rb"(?<![A-Za-z0-9])(?P<value>SK[a-f0-9]{32})(?![a-z0-9])", b"sk"),
+    _rule("vault-token", rb"(?<![A-Za-z0-9])(?P<value>hv[sbr]\.[\w-]{20,})", b"hvs.", b"hvb.", b"hvr."),
+    _rule("age-key", rb"(?P<value>AGE-SECRET-KEY-1[A-Za-z0-9]{40,})", b"age-secret-key-1"),
+    _rule(
+        "vendor-token",
+        rb"(?<![A-Za-z0-9_])(?P<value>(?:" + b"|".join(re.escape(v) for v in _VENDORS) + rb")[A-Za-z0-9]{20,}[\w=-]*)",
+        *(vendor.lower() for vendor in _VENDORS),
+    ),
+    _rule(
+        "vendor-token", rb"(?<![\w-])(?P<value>tskey-[a-z]+-[\w-]{16,}|fm[12][ar]?_[\w+/=,-]{30,})", b"tskey-", b"fm"
+    ),
+    _rule("mailgun-key", rb"(?<![\w-])(?P<value>key-[0-9a-f]{32})(?![0-9a-f])", b"key-"),
+    _rule("jwt", rb"(?<![A-Za-z0-9])(?P<value>ey[A-Za-z0-9_=-]{8,}\.ey[A-Za-z0-9_=-]{8,}\.[\w.+/=-]{8,})", b"ey"),
+    # Places where a secret stands.
+    _rule(
+        "url-password",
+        rb"(?i)[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"]{0,200}:(?P<value>[^@\s'\"]{1,300}?)@(?=[\w.\[-])",
+        b"://",
+    ),
+    _rule("url-token", rb"(?i)[a-z][a-z0-9+.-]{1,20}://(?P<value>[\w.%~+-]{16,300})@(?=[\w.\[-])", b"://"),
+    _rule(
+        "url-parameter",
+        rb"(?i)[?&](?:amp;)?(?:access_token|token|api[_-]?key|apikey|key|auth|authorization|sig|signature"
+        rb"|x-amz-signature|x-amz-security-token"
+        rb"|x-amz-credential|x-goog-signature|password|passwd|pwd|secret|client_secret|code|session|sessionid"
+        rb"|jwt)=(?P<value>[^\s&'\"<>#]{4,})",
+        b"?",
+        b"&",
+    ),
+    _rule(
+        "authorization",
+        rb"(?i)(?:proxy-)?authorization[\"'\\]*\s*[:=,]\s*[\"'\\]*(?:b[\"'])?(?:(?:bearer|basic|token|digest"
+        rb"|negotiate|apikey|key|aws4-hmac-sha256)[\s:]+)?(?P<value>[^\s'\"\\]{3,})",
+        b"authorization",
+    ),
+    _rule("bearer", rb"(?i)\bbearer[\s:]+(?P<value>[\w.~+/=-]{8,})", b"bearer"),
+    _rule(
+        "header",
+        rb"(?i)(?:x-api-key|x-auth-token|x-access-token|x-goog-api-key|api-key|apikey|private-token"
+        rb"|x-vault-token|x-amz-security-token"
+        rb"|ocp-apim-subscription-key)[\"'\\]*\s*[:=,]\s*[\"'\\]*(?P<value>[^\s'\"\\,]{3,})",
+        b"key",
+        b"token",
+    ),
+    _rule("cookie", rb"(?i)(?:set-)?cookie[\"'\\]*\s*[:=]\s*[\"'\\]*(?P<value>[^'\"\r\n\\]{4,})", b"cookie"),
+    _rule(
+        "argument",
+        rb"(?i)--(?P<key>[\w-]*(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credentials?"
+        rb"|access[_-]?key|auth))(?:[=\s\x00]+|[\"'],\s*)(?P<q2>\\*[\"']?)(?P<value>(?!--)[^\s'\"\\,\x00\]]+)",
+        b"--",
+        keyed=True,
+    ),
+    _rule(
+        "argument", rb"(?<!\S)(?:curl\b.{0,300}?\s)(?:-u|--user)[=\s]*[\"']?[^\s:'\"]+:(?P<value>[^\s'\"]+)", b"curl"
+    ),
+    _rule(
+        "argument",
+        rb"\b(?:sshpass\s+-p\s*|mysql\b.{0,200}?\s-p|redis-cli\b.{0,200}?\s-a\s+"
+        rb"|docker\s+login\b.{0,200}?\s-p\s+)[\"']?(?P<value>[^\s'\"]+)",
+        b"sshpass",
+        b"mysql",
+        b"redis-cli",
+        b"docker",
+    ),
+    _rule("netrc", rb"(?i)\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+(?P<value>\S+)", b"password"),
+    _rule(
+        "docker-auth",
+        rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"(?P<value>[^\"]{4,})\"",
+        b'"auth"',
+        b"identitytoken",
+        b"registrytoken",
+    ),
+    _rule(
+        "value", rb"(?is)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,4}(?::=|=>|=|:)\s{0,4}b?" + _QUOTED, b"=", b":", keyed=True
+    ),
+    _rule(
+        "value",
+        rb"(?i)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,2}(?::=|=>|=)\s{0,2}(?P<value>" + _BARE + rb")",
+        b"=",
+        keyed=True,
+    ),
+    _rule(
+        "value",
+        rb"(?i)(?P<key>(?<![\w-])[\w-]{0,40}?(?:secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credential"
+        rb"|token)[\w-]{0,12})[\"']?:[ \t]{0,4}(?P<value>" + _BARE + rb")",
+        b":",
+        keyed=True,
+    ),
+    _rule("value", rb"(?<![\w-])[A-Z][A-Z0-9_]*_KEY=[\"']?(?P<value>[^\s'\"\x00/][^\s'\"\x00]{7,})", b"_key="),
+    _rule("signature", rb"(?i)\bsignature=[\"']?(?P<value>[0-9a-f]{32,})", b"signature="),
+    # What users wrote.
+    _rule(
+        "prompt",
+        rb"(?s)\\*[\"'](?:prompt|content|text|input_text|query|completion|reasoning_content)\\*[\"']\s*:\s*" + _QUOTED,
+        b"prompt",
+        b"content",
+        b"text",
+        b"query",
+        b"completion",
+        prompt=True,
+    ),
+    _rule(
+        "prompt",
+        rb"(?s)\b(?:prompt|text|content|input_value|origin_input_text|input_text)=" + _QUOTED,
+        b"prompt=",
+        b"text=",
+        b"content=",
+        b"input_value=",
+        prompt=True,
+    ),
+    _rule(
+        "prompt",
+        rb"\b(?:input_ids|output_ids|origin_input_ids"
+        rb"|prompt_token_ids)\\*[\"']?\s*[=:]\s*\[(?P<value>\[?\d[\d, \[\].]*)\]",
+        b"_ids",
+        prompt=True,
+    ),
+)
+
+KEY_BEGIN = re.compile(
+    rb"-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d|Private-Lines: \d+"
+)
+KEY_END = re.compile(rb"-----END[ A-Z0-9_-]{0,100}PRIVATE KEY(?: BLOCK)?-----|Private-MAC: \w+")
+KEY_INLINE = re.compile(
+    rb"-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY(?: BLOCK)?-----[^\n]*?-----END[ A-Z0-9_-]{0,100}PRIVATE "
+    rb"KEY(?: BLOCK)?-----"
+)
+# What a line of a key holds: base64, or a header. A log may have put a prefix before it.
+KEY_BODY = re.compile(
+    rb"(?:[A-Za-z0-9+/]+={0,2}|=[A-Za-z0-9+/]{4})(?:\\[nr])*[\"',]*$"
+    rb"|(?:Proc-Type|DEK-Info|Version|Comment|Encryption|Public-Lines|Private-Lines|Key-Derivation|Argon2-\w+):"
+)
+KEY_TAIL = re.compile(rb"\s[A-Za-z0-9+/]{32,}={0,2}\s*$")
+
+_UUID = rb"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
+IDENTITIES: Tuple[Rule, ...] = (
+    _rule("uuid", rb"(?<![0-9a-zA-Z])(?P<value>(?:GPU-|MIG-)?" + _UUID + rb")(?![0-9a-zA-Z])"),
+    _rule("serial", rb"(?i)\bserial(?:[ _]?(?:number|no|num))?[\"']?\s*[:=>]+\s*[\"']?(?P<value>[A-Za-z0-9]{6,})"),
+    _rule("mac", rb"(?<![0-9A-Fa-f:])(?P<value>(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2})(?![0-9A-Fa-f:])"),
+    _rule(
+        "address",
+        rb"(?<![\w.=-])(?P<value>(?!127\.|0\.0\.0\.0)(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d"
+        rb"|1?\d?\d))(?![\w.]*\.\d|[\w-])",
+    ),
+    _rule(
+        "address",
+        rb"(?<![\w:.])(?P<value>(?:[0-9a-fA-F]{1,4}:){4,7}[0-9a-fA-F]{1,4}"
+        rb"|(?:[0-9a-fA-F]{1,4}:){1,6}(?::[0-9a-fA-F]{1,4}){1,6})(?![\w:.])",
+    ),
+    _rule("host", rb"(?m)^[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<value>[\w.-]+) [\w./@-]+(?:\[\d+\])?:"),
+    _rule("host", rb"\"_HOSTNAME\"\s*:\s*\"(?P<value>[^\"]+)\""),
+    _rule(
+        "host", rb"(?i)\b(?:static hostname|hostname|nodename)[\"']?\s*[:=]\s*[\"']?(?P<value>[A-Za-z0-9][\w.-]{2,})"
+    ),
+    _rule(
+        "host",
+        rb"(?<![\w./@-])(?P<value>(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+(?:internal|local|lan|corp"
+        rb"|intra|cluster))(?![\w-])",
+    ),
+)
+
+_NOT_SECRET = re.compile(
+    rb"(?i)^(?:none|null|nil|true|false|yes|no|auto|default|unset|empty|disabled|enabled|optional|required"
+    rb"|n/?a|\*+|x{3,}|<[^>]*>|\.\.\.|\$\{?\w+\}?|%\w|masked|redacted|str|string|int|bool)$"
+)
+_NUMBER = re.compile(rb"^-?\d{1,9}(?:\.\d+)?(?:[kKmMgG]|e-?\d+)?$")
+_PATH = re.compile(rb"^(?:~|\.{0,2}/|/)[\w./~+-]*$")
+# `token` is a secret only as the last word of a name, and not of a token of the vocabulary or of a count.
+_VOCABULARY = re.compile(
+    rb"(?i)(?:^|[_.-])(?:eos|bos|pad|unk|sep|cls|mask|img|image|audio|video|stop|special|extra|think|start"
+    rb"|end|begin|num|max|min|new|next|hot|draft|cached|pending|total|prompt|input|output|first|last|per|full"
+    rb"|swa|replay|id|tool|call|media|vision|placeholder|bonus|verified|accepted|speculative)[_.-]?tokens?$"
+)
+# systemd's LoadCredential= names a file; in a usage text `--api-key API_KEY` names the value.
+_NAMES_A_FILE = re.compile(rb"(?i)^(?:load|import)credential(?:encrypted)?$")
+_STRONG = re.compile(
+    rb"(?i)secret|passw|passphrase|api[_-]?key|apikey|credential|private[_-]?key|access[_-]?key"
+    rb"|account[_-]?key|(?:" + _KEY_OF + rb")[_-]?key|pwd"
+)
+_ABOUT = re.compile(
+    rb"(?i)[_.-](?:file|files|path|dir|folder|url|uri|name|names|id|ids|len|length|type|count|ratio|usage|map"
+    rb"|size|limit|hash|header|method|mode|backend|provider|env|expiry|ttl|format|policy|version|required"
+    rb"|enabled|parser|index)$"
+)
+_WEAK_END = re.compile(
+    rb"(?i)(?:^|[_.-]|[a-z](?=[A-Z]))(?:token|webhook|cookie|session[_-]?id|pat|auth)$|(?:access|refresh|auth"
+    rb"|id|bearer|api)token$"
+)
+
+
+def benign(rule: Rule, found: Match[bytes]) -> bool:
+    """Whether what a keyed pattern found is no secret: a count, a path, a word of the vocabulary, an empty setting."""
+    if not rule.keyed:
+        return False
+    key, value = found.group("key"), found.group("value")
+    if _NOT_SECRET.match(value) or _NAMES_A_FILE.match(key) or value == key.upper().replace(b"-", b"_"):
+        return True
+    strong = bool(_STRONG.search(key))
+    if not strong and _NUMBER.match(value):
+        return True
+    if _ABOUT.search(key) or _PATH.match(value):
+        return bool(_PATH.match(value)) or not strong or len(value) < 4 or bool(_NUMBER.match(value))
+    if strong:
+        return False
+    if _VOCABULARY.search(key) or not _WEAK_END.search(key):
+        return True
+    return len(value) < 4 or value.startswith((b"<", b"["))
