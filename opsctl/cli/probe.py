@@ -17,6 +17,7 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.sglang.chat_template import ChatTemplate
+    from opsctl.sglang.http import ServerInfo
     from opsctl.sglang.probe import Plan, Progress
     from opsctl.sglang.probe_findings import Finding
     from opsctl.sglang.probe_result import Baseline
@@ -68,8 +69,8 @@ def probe(
     limits = httpx.Limits(max_connections=max(plan.concurrency) + 1)
     with httpx.Client(base_url=_address(url), timeout=timeout, limits=limits, trust_env=False) as http:
         server = Server(http, Secret(key) if key else None)
-        template = _template(chat_template, server)
-        measured = measure(server, plan, template, _progress())
+        info = server.info()
+        measured = measure(server, info, plan, _template(chat_template, info), _progress())
     summary = summarise(measured, known)
     noticed = findings(measured, summary, with_key=bool(key))
     result = to_json(measured, summary) | {"url": url, "findings": [_finding_json(f) for f in noticed]}
@@ -143,11 +144,10 @@ def _address(url: str) -> str:
     return url
 
 
-def _template(given: Path | None, server: Any) -> ChatTemplate | None:
+def _template(given: Path | None, info: ServerInfo) -> ChatTemplate | None:
     """The template of the folder that was named, else of the model's own folder where this machine has it."""
     from opsctl.sglang.chat_template import read_template
 
-    info = server.info()
     place = given or Path(info.tokenizer_path or info.model_path or "")
     if not place.is_dir():
         if given:

@@ -26,6 +26,8 @@ SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 # /v1/loads since 0.5.9 (0.5.9 answers 500 beside a newer FastAPI); /get_load from 0.4.10 to 0.5.20.
 LOAD_PATHS = ("/v1/loads", "/get_load")
 _ABSENT = (404, 405, 500, 501)
+_PATIENCE = 5.0  # seconds for an answer that needs no generation
+_WAKE_LIMIT = 120.0  # seconds for one token of a server that may be compiling its kernels
 
 
 class InternalState(BaseModel):
@@ -120,8 +122,19 @@ class Server:
         self._where = str(http.base_url).rstrip("/")
 
     def info(self) -> ServerInfo:
+        """The server's launch arguments and state.
+
+        Until a server up to 0.5.9 has generated something (--skip-server-warmup), nothing reads the scheduler's reply
+        to this question, and it would never be answered: then one token is generated first.
+        """
         for path in SERVER_INFO_PATHS:
-            answer = self._get(path)
+            try:
+                answer = self._get(path, timeout=_PATIENCE)
+            except RemoteError as error:
+                if error.kind != "timeout":
+                    raise
+                self.wake()
+                answer = self._get(path)
             if answer is not None:
                 return self._parsed(ServerInfo, answer, path)
         raise RemoteError(
@@ -130,6 +143,13 @@ class Server:
             where=self._where,
             hint="check the address and the port; `opsctl server status` tells what runs on a host",
         )
+
+    def wake(self) -> None:
+        """Have one token generated."""
+        body = {"input_ids": [1], "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+        with self._told():
+            answer = self._http.post("/generate", json=body, headers=self._headers, timeout=_WAKE_LIMIT)
+        self._check(answer)
 
     def load(self) -> Load | None:
         """Requests in the server now; None where this version does not tell."""
@@ -217,10 +237,11 @@ class Server:
             raise self._refused(int(reason.get("status_code") or 500), str(reason.get("message") or "aborted"))
         return Answer(text, tuple(ids), meta, tuple(chunks), time.perf_counter() - begin)
 
-    def _get(self, path: str, headers: Mapping[str, str] | None = None) -> Any:
+    def _get(self, path: str, headers: Mapping[str, str] | None = None, timeout: float | None = None) -> Any:
         """The JSON at `path`; None where this version does not have it."""
+        wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         with self._told():
-            answer = self._http.get(path, headers={**self._headers, **(headers or {})})
+            answer = self._http.get(path, headers={**self._headers, **(headers or {})}, timeout=wait)
         if answer.status_code in _ABSENT:
             return None
         self._check(answer)

@@ -104,12 +104,14 @@ class Progress:
 Told = Callable[[Progress], None]
 
 
-def measure(server: Server, plan: Plan, template: ChatTemplate | None = None, told: Told | None = None) -> Measurement:
+def measure(
+    server: Server, info: ServerInfo, plan: Plan, template: ChatTemplate | None = None, told: Told | None = None
+) -> Measurement:
     """Run `plan`. Raises what `Server` raises, and UsageError when the server takes none of the prompts.
 
-    template: the model's own, used where the server does not render messages itself.
+    info: what the server said of itself. template: the model's own, used where the server does not render messages itself.
     """
-    info, load, before = server.info(), server.load(), server.metrics()
+    load, before = server.load(), server.metrics()
     prompts, templated = render(server, info, plan.prompts, template)
     runner = _Runner(server, info.speculative_num_steps, plan, told)
     prompts = runner.warm_up(prompts)

@@ -203,6 +203,14 @@ def test_a_server_that_dies_is_not_a_result(probe: Probe) -> None:
     assert "opsctl diagnose" in told["stderr"]
 
 
+def test_a_server_that_has_served_nothing_yet(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opsctl.sglang.http._PATIENCE", 0.2)
+    with serving(Shape(asleep=True)) as url:
+        code, result = probe(url)
+    assert code == Exit.DONE
+    assert result["accept_length"]["mean"] == 4.0
+
+
 def test_nobody_there(probe: Probe) -> None:
     with serving(Shape()) as url:
         pass

@@ -1,0 +1,145 @@
+"""What is known about a server when one asks why it accepts what it accepts. Plain values; None means not looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from opsctl.sglang.version import Release
+
+_CHANCE = 1.02  # a length below it comes from lucky hits
+_FAINT = 1.3
+_SOUND_SHARE = 0.45  # of the draft steps accepted, from which a drafter is not called faulty
+_DEFAULT_STEPS = 3
+
+
+class Symptom(Enum):
+    """What a fault looks like from outside. Different causes give different ones."""
+
+    CRASH = "the server stops with an error"
+    IDLE = "no verify step ever happens"
+    DEAD = "acceptance length 1.00 exactly: not one draft accepted"
+    CHANCE = "acceptance length up to 1.02: a lucky hit now and then"
+    FAINT = "acceptance length 1.02 to 1.3"
+    PARTIAL = "acceptance length from 1.3 to about 2: some drafts are right"
+    SOUND = "acceptance as of a drafter that works"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An acceptance length and where it was read. exact: counted per request, not rounded by a log line."""
+
+    length: float
+    source: str  # "probe", "log", "metrics"
+    none_accepted: bool | None = None
+    verify_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Launch settings that bear on acceptance. simulated: value of SGLANG_SIMULATE_ACC_LEN, '' when unset."""
+
+    algorithm: str | None = None
+    draft_model: str | None = None
+    steps: int | None = None
+    topk: int | None = None
+    draft_tokens: int | None = None
+    tp: int = 1
+    cuda_graphs: bool | None = None
+    quantization: str | None = None
+    draft_quantization: str | None = None
+    simulated: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFact:
+    """One thing the source does or does not do. place: file:line that proves it."""
+
+    holds: bool | None
+    place: str = ""
+    detail: str = ""
+
+
+_UNKNOWN = SourceFact(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the tree that the server runs does; every fact is stated so that True is the sound case.
+
+    target_methods: the target's class has the methods that EAGLE-3 calls.
+    d2t_offsets: the draft model adds the index to `d2t`. hot_ids: the worker maps drafted ids through it.
+    own_head: the worker leaves a drafter's own lm_head alone (`set_embed`, not `set_embed_and_head`).
+    takes_layers0: the loader takes tensors named `layers.0.*`.
+    ids_in_graphs: graphs are captured with the configured aux layers.
+    aux_complete: aux states are taken after the all-reduce.
+    """
+
+    target_methods: SourceFact = _UNKNOWN
+    d2t_offsets: SourceFact = _UNKNOWN
+    hot_ids: SourceFact = _UNKNOWN
+    own_head: SourceFact = _UNKNOWN
+    takes_layers0: SourceFact = _UNKNOWN
+    ids_in_graphs: SourceFact = _UNKNOWN
+    aux_complete: SourceFact = _UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFault:
+    """A finding of the drafter check: its check, its verdict word, and what it is about."""
+
+    check: str
+    verdict: str
+    subject: str
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogError:
+    """The first error of the running server's log."""
+
+    kind: str
+    text: str
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything gathered. drafter: None when it was not checked, empty when nothing was found.
+
+    alive: whether the server answers. old_code: the process started before its source was last changed.
+    default_ids: whether the drafter's aux layer ids are those the server uses by default.
+    fused_all_reduce: whether all-reduce fusion is in use.
+    """
+
+    version: Release | None = None
+    alive: bool | None = None
+    measured: Measured | None = None
+    verifies: bool | None = None
+    flags: Flags = field(default_factory=Flags)
+    source: Source = field(default_factory=Source)
+    drafter: tuple[DrafterFault, ...] | None = None
+    errors: tuple[LogError, ...] = ()
+    old_code: bool | None = None
+    default_ids: bool | None = None
+    fused_all_reduce: bool | None = None
+
+
+def symptom(e: Evidence) -> Symptom | None:
+    """What the server shows; None when nothing was measured."""
+    if e.alive is False and e.errors:
+        return Symptom.CRASH
+    if e.verifies is False:
+        return Symptom.IDLE
+    if e.measured is None:
+        return Symptom.CRASH if e.alive is False else None
+    length = e.measured.length
+    dead = e.measured.none_accepted if e.measured.none_accepted is not None else length < 1.005
+    if dead:
+        return Symptom.DEAD
+    if length < _CHANCE:
+        return Symptom.CHANCE
+    if length < _FAINT:
+        return Symptom.FAINT
+    return Symptom.PARTIAL if length < 1 + _SOUND_SHARE * (e.flags.steps or _DEFAULT_STEPS) else Symptom.SOUND
