@@ -94,19 +94,19 @@ class Play:
         self.host = LocalHost()
         self.steps: list[tuple[Path, Change]] = []
 
-    def plan(self, name: str, **args: Any) -> tuple[Module[Any], Any, list[Reply], Change | None]:
+    def plan(self, name: str, /, **args: Any) -> tuple[Module[Any], Any, list[Reply], Change | None]:
         module = modules.get(name)
         assert isinstance(module, Module)
         parsed = module.args.model_validate(args)
         seen = self.host.batch(module.observe(parsed, self.site))
         return module, parsed, seen, module.plan(parsed, seen, self.site)
 
-    def act(self, name: str, **args: Any) -> Outcome:
+    def act(self, name: str, /, **args: Any) -> Outcome:
         action = modules.get(name)
         assert isinstance(action, Action)
         return action.run(action.args.model_validate(args), self.host, self.site, lambda text, done: None)
 
-    def run(self, name: str, **args: Any) -> dict[str, Any]:
+    def run(self, name: str, /, **args: Any) -> dict[str, Any]:
         """What `register` would get. An unchanged task leaves no step behind."""
         module, parsed, seen, change = self.plan(name, **args)
         if change is None:

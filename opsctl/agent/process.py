@@ -1,0 +1,258 @@
+"""Long-running processes of our own: started so that they are known for sure, and stopped without touching others.
+
+A process is known by its record in the state folder: pid, session, start time and boot id, with everything needed to
+start it again (readable by its owner alone, since the environment may hold keys). A name or a port never identifies a
+process, and nothing that has no record is ever signalled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from opsctl.agent import durable, pids
+from opsctl.agent.filestate import absolute
+from opsctl.agent.keep import load, save
+from opsctl.agent.oserrors import told
+from opsctl.agent.proc import unseal
+from opsctl.agent.protocol import AgentError, Context
+
+Record = Dict[str, Any]
+TERM_REST = 10.0  # seconds for what the main process leaves behind, after a SIGTERM of its own
+GONE = 100.0  # seconds for killed processes to disappear: the GPU driver may hold them for long
+TICK = 0.1
+# The shell waits until the record is durable, and becomes the program with the same pid and start time.
+GATE = 'read -r go && exec "$@" </dev/null'
+_children: List["subprocess.Popen[bytes]"] = []  # started here: they are ours to reap, else they stay as zombies
+NOT_INHERITED = re.compile(r"^(SSH_|SUDO_|XDG_|OPSCTL_|DBUS_|_$|OLDPWD$|PWD$|TERM$)")
+
+
+def status(call: Context, name: str) -> Dict[str, Any]:
+    """State of a process: running | orphans (it has died, children of it live) | dead | absent (no record)."""
+    record = _record(name)
+    if record is None:
+        return {"state": "absent"}
+    members = living(record)
+    main = [m for m in members if m.pid == record["pid"]]
+    shown = {key: value for key, value in record.items() if key != "env"}
+    shown["env_digest"] = env_digest(record["env"])
+    shown["members"] = [{"pid": m.pid, "state": m.state, "command": pids.command(m.pid)} for m in members]
+    return dict(shown, state="running" if main else "orphans" if members else "dead")
+
+
+def start(
+    call: Context,
+    name: str,
+    argv: List[str],
+    log: str,
+    cwd: Optional[str] = None,
+    env: Optional[Dict[str, str]] = None,
+    port: Optional[int] = None,
+    sealed: int = 0,
+    keep: Optional[str] = None,
+) -> Dict[str, Any]:
+    """Start a process in a session of its own, its output appended to `log`. Secret environment comes in the body."""
+    record = _record(name)
+    if record is not None and living(record):
+        raise AgentError("conflict", "%s runs already, as pid %d" % (name, record["pid"]), pid=record["pid"])
+    secret, _ = unseal(call.body, sealed)
+    wanted = {
+        "name": name,
+        "argv": argv,
+        "cwd": absolute(cwd) if cwd else "/",
+        "env": dict(env or {}, **secret.get("env", {})),
+        "log": absolute(log),
+        "port": port,
+    }
+    return _start(wanted, lambda new: save(call, keep, {"started": new}))
+
+
+def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = None) -> Dict[str, Any]:
+    """Stop a process and what is left of its session: SIGTERM, `wait` seconds, SIGTERM to the rest, SIGKILL."""
+    record = _record(name)
+    if record is None:
+        return {"stopped": False}
+    ran = bool(living(record))
+    save(call, keep, {"stopped": record, "ran": ran})
+    _end(call, record, wait)
+    _forget(name)
+    return {"stopped": ran, "pid": record["pid"]}
+
+
+def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str, Any]:
+    """Take a start back: stop what it started, and nothing else."""
+    kept = load(call, keep)
+    now = _record(name)
+    if kept is None or now is None or kept.get("undone"):
+        return {"restored": False}
+    if _identity(now) != _identity(kept["started"]):
+        if not living(now):
+            return {"restored": False}
+        raise AgentError("conflict", "%s was started again by someone else since, as pid %d" % (name, now["pid"]))
+    _end(call, now, wait)
+    _forget(name)
+    save(call, keep, dict(kept, undone=True))
+    return {"restored": True}
+
+
+def resume(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str, Any]:
+    """Start again what a stop ended, with the same program, arguments, environment and log."""
+    kept = load(call, keep)
+    if kept is None or not kept["ran"]:
+        return {"started": False}
+    old = kept["stopped"]
+    now = _record(name)
+    if now is not None and living(now):
+        if _identity(now) != _identity(old):
+            return {"started": False, "pid": now["pid"]}
+        _end(call, now, wait)  # it was told to stop, and may be half way
+    return dict(_start(old, lambda new: None), started=True)
+
+
+def env_digest(env: Dict[str, str]) -> str:
+    """One value for an environment, to compare without showing it."""
+    return hashlib.sha256(json.dumps(env, sort_keys=True).encode()).hexdigest()
+
+
+def living(record: Record) -> List[pids.Process]:
+    """What lives of a recorded process: itself, and members of its session. Empty after a reboot."""
+    _children[:] = [child for child in _children if child.poll() is None]
+    if record["boot"] != pids.boot_id():
+        return []
+    leader = pids.look(record["pid"])
+    if leader is not None and leader.start != record["start"]:
+        return []  # the pid is someone else's now; it cannot be while a member of our session lives
+    return [p for p in pids.session(record["sid"]) if p.start >= record["start"]]
+
+
+def is_alive(name: str) -> bool:
+    """Whether the main process of a record lives."""
+    record = _record(name)
+    return record is not None and any(p.pid == record["pid"] for p in living(record))
+
+
+def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
+    port = wanted["port"]
+    taken = pids.listener(port) if port else None
+    if taken:
+        who = "pid %s (%s)" % (taken["pid"], taken["command"][:80]) if taken["pid"] else "another user's process"
+        raise AgentError("conflict", "port %d is taken by %s" % (port, who), port=port, pid=taken["pid"])
+    if not os.path.isdir(wanted["cwd"]):
+        raise AgentError("not-found", "there is no folder %s to run in" % wanted["cwd"], path=wanted["cwd"])
+    environment = {key: value for key, value in os.environ.items() if not NOT_INHERITED.match(key)}
+    environment.update(wanted["env"])
+    with told("write the log", wanted["log"]):
+        descriptor = os.open(wanted["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+    try:
+        offset = os.fstat(descriptor).st_size
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", GATE, "sh"] + wanted["argv"],
+            cwd=wanted["cwd"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+    _children.append(child)
+    assert child.stdin is not None
+    seen = pids.look(child.pid)
+    if seen is None:
+        raise AgentError("failed", "the process ended before it began")
+    record = dict(
+        wanted,
+        pid=child.pid,
+        sid=child.pid,
+        start=seen.start,
+        boot=pids.boot_id(),
+        uid=os.getuid(),
+        log_offset=offset,
+        since=time.time(),
+    )
+    known(record)
+    durable.write(_path(wanted["name"]), json.dumps(record).encode())
+    child.stdin.write(b"go\n")
+    child.stdin.close()
+    _became(child, wanted)
+    record["exe"] = pids.executable(child.pid)
+    durable.write(_path(wanted["name"]), json.dumps(record).encode())
+    return {key: value for key, value in record.items() if key != "env"}
+
+
+def _became(child: "subprocess.Popen[bytes]", wanted: Record) -> None:
+    """Wait until the shell has become the program. Raises AgentError if there is no such program."""
+    deadline = time.monotonic() + 10.0
+    while GATE in pids.command(child.pid) and time.monotonic() < deadline:
+        if child.poll() is not None:
+            break
+        time.sleep(0.005)
+    if child.poll() in (126, 127):
+        _forget(wanted["name"])
+        why = "may not be executed" if child.returncode == 126 else "is not a program on this host"
+        raise AgentError("not-found", "%s %s" % (wanted["argv"][0], why), path=wanted["argv"][0])
+
+
+def _end(call: Context, record: Record, wait: float) -> None:
+    steps = (
+        ("SIGTERM", signal.SIGTERM, True, wait),
+        ("SIGTERM to the rest", signal.SIGTERM, False, TERM_REST),
+        ("SIGKILL", signal.SIGKILL, False, GONE),
+    )
+    for word, number, main_only, seconds in steps:
+        members = living(record)
+        if not members:
+            return
+        targets = [p for p in members if p.pid == record["pid"]] if main_only else members
+        if not targets:
+            continue
+        call.progress({"stop": word, "pids": [p.pid for p in targets]})
+        for process in targets:
+            _signal(process, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and {p.pid for p in living(record)} & {p.pid for p in targets}:
+            time.sleep(TICK)
+    left = living(record)
+    if left:
+        shown = ", ".join("%d (%s, state %s)" % (p.pid, pids.command(p.pid, 60), p.state) for p in left)
+        raise AgentError("timeout", "still there after SIGKILL: %s; the host may need a reboot" % shown)
+
+
+def _signal(process: pids.Process, number: int) -> None:
+    now = pids.look(process.pid)
+    if now is None or now.start != process.start:
+        return
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _identity(record: Record) -> List[Any]:
+    return [record["pid"], record["start"], record["boot"]]
+
+
+def _path(name: str) -> str:
+    if not re.match(r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$", name):
+        raise AgentError("invalid", "not a name for a process: %r" % name)
+    return os.path.join(durable.folder("processes"), name + ".json")
+
+
+def _record(name: str) -> Optional[Record]:
+    return durable.read_json(_path(name))
+
+
+def _forget(name: str) -> None:
+    path = _path(name)
+    if os.path.exists(path):
+        os.unlink(path)
+
+
+CALLS = {"status": status, "start": start, "stop": stop, "restore": restore, "resume": resume}
