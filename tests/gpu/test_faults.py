@@ -1,0 +1,218 @@
+"""Synthetic faults, planted in real healthy captures, are always found; benign changes never alarm."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opsctl.errors import Unreadable, UsageError
+from opsctl.gpu import smi_xml
+from opsctl.gpu.profile import Profile, record
+from opsctl.gpu.settings import Settings
+from tests.gpu.judging import text_of, verdicts
+
+H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")  # 580, eight GPUs, healthy, idle
+PRO6000 = text_of("telegraf/pro-6000-maxq-blackwell-v13.xml")  # 590, one GPU
+BRAKED = text_of("gpud/nvidia-smi-text/nvidia-smi-query.535.161.08.out.0.valid")  # 535 text, eight GPUs
+TURING_610 = text_of("nvidia_gpu_exporter/linux-x86_64__nvidia-geforce-rtx-2080-super__610.57.04.txt")
+LSPCI = text_of("gpud/pci/lspci-vvv")
+BOOT = text_of("gpud/dmesg/dmesg.decode.iso.log.1")
+TABLE = text_of("gpud/nvidia-smi-text/nvidia-smi.550.90.07.out.0.valid")
+
+# capture, pattern to edit, what to write, check, verdict: the first match alone is edited unless it says all.
+FAULTS = [
+    (H100, r"<gpu_recovery_action>None", "<gpu_recovery_action>Drain and Reset", "gpu.recovery", "fail"),
+    (H100, r"<remapped_row_failure>No", "<remapped_row_failure>Yes", "ecc.rows", "fail"),
+    (H100, r"<remapped_row_pending>No", "<remapped_row_pending>Yes", "ecc.rows", "warn"),
+    (H100, r"(histogram_none>)0", r"\g<1>3", "ecc.rows", "fail"),
+    (H100, r"(histogram_low>)0", r"\g<1>3", "ecc.rows", "warn"),
+    (H100, r"(<dram_uncorrectable>)0", r"\g<1>2", "ecc.uncorrected", "fail"),
+    (H100, r"(<sram_threshold_exceeded>)No", r"\g<1>Yes", "ecc.uncorrected", "fail"),
+    (H100, r"(<pending_ecc>)Enabled", r"\g<1>Disabled", "ecc.mode", "warn"),
+    (H100, r"(<current_mig>)Disabled", r"\g<1>Enabled", "gpu.mode", "fail"),
+    (H100, r"(<compute_mode>)Default", r"\g<1>Exclusive_Process", "gpu.mode", "fail"),
+    (H100, r"(<persistence_mode>)Enabled", r"\g<1>Disabled", "gpu.persistence", "warn"),
+    (H100, r"(<current_link_width>)16x", r"\g<1>4x", "pcie.width", "fail"),
+    (H100, r"(<current_link_width>)16x", r"\g<1>8x", "pcie.width", "warn"),
+    (H100, r"(<gpu_temp_tlimit>)\d+", r"\g<1>2", "gpu.temp", "fail"),
+    (H100, r"(<gpu_temp_tlimit>)\d+", r"\g<1>8", "gpu.temp", "warn"),
+    (H100, r"(<memory_temp>)\d+", r"\g<1>101", "gpu.temp", "fail"),
+    (H100, r"(hw_thermal_slowdown>)Not Active", r"\g<1>Active", "gpu.throttle", "fail"),
+    (H100, r"(sw_thermal_slowdown>)Not Active", r"\g<1>Active", "gpu.throttle", "warn"),
+    (H100, r"(<current_power_limit>)700", r"\g<1>500", "gpu.power", "warn"),
+    (H100, r"(<vbios_version>)\w+", r"\g<1>1", "gpu.uniform", "warn"),
+    (H100, r"(?s)(<fb_memory_usage>.*?<used>)0 MiB", r"\g<1>2048 MiB", "gpu.leftover", "fail"),
+    (H100, r"(<gpu_temp>)\d+ C", r"\g<1>Unknown Error", "gpu.lost", "warn"),
+    (H100, r"(<product_name>)[^<]+", r"\g<1>ERR!", "gpu.lost", "fail"),
+    (H100, r"(?s)<gpu id=.*?</gpu>", "", "gpu.count", "fail"),
+    (PRO6000, r"(<used>)65720 MiB(</used>\s+<free>31531)", r"\g<1>70000 MiB\2", "gpu.leftover", "fail"),
+    (BRAKED, r"(Remapping Failure Occurred\s+: )No", r"\g<1>Yes", "ecc.rows", "fail"),
+    (BRAKED, r"(Reset Required\s+: )No", r"\g<1>Yes", "gpu.recovery", "fail"),
+    (TURING_610, r"(Current Power Limit\s+: )250", r"\g<1>200", "gpu.power", "warn"),
+    (TURING_610, r"(Slowdown Temp\s+: )97", r"\g<1>35", "gpu.temp", "fail"),
+    (LSPCI, r"(3D controller: NVIDIA(?s:.*?)LnkSta:[^\n]*Width )x16", r"\g<1>x2", "pcie.width", "fail"),
+    (TABLE, r"On  (\|   00000000:3B:00.0 Off \|\s+)0 ", r"On  \g<1>7 ", "ecc.uncorrected", "fail"),
+    (TABLE, r"N/A   24C    P0             74W", "N/A  ERR!    P0             74W", "gpu.lost", "warn"),
+    (TABLE, r"N/A   24C    P0             74W", "ERR!  ERR! ERR!           ERR!", "gpu.lost", "fail"),
+]
+
+
+@pytest.mark.parametrize(("capture", "pattern", "planted", "check", "verdict"), FAULTS)
+def test_planted_fault(capture: str, pattern: str, planted: str, check: str, verdict: str) -> None:
+    edited = re.sub(pattern, planted, capture, count=1)
+    assert edited != capture
+    assert verdicts(edited)[check] == verdict
+
+
+def test_slow_link_among_busy_peers() -> None:
+    busy = re.sub(r"<gpu_util>\d+", "<gpu_util>98", H100)
+    assert verdicts(busy)["pcie.gen"] == "pass"
+    assert verdicts(busy.replace("<current_link_gen>5", "<current_link_gen>2", 1))["pcie.gen"] == "fail"
+    # At rest the same link says nothing.
+    assert verdicts(H100.replace("<current_link_gen>5", "<current_link_gen>2", 1))["pcie.gen"] == "skip"
+
+
+def test_acs_redirect_counts_only_above_a_gpu() -> None:
+    assert verdicts(LSPCI)["p2p.config"] == "pass"
+    planted = re.sub(r"(^17:01\.0 (?s:.*?)ACSCtl:[^\n]*?ReqRedir)-", r"\1+", LSPCI, count=1, flags=re.MULTILINE)
+    assert planted != LSPCI
+    assert verdicts(planted)["p2p.config"] == "warn"
+
+
+LATER = "kern  :err   : 2030-01-01T00:00:00,000000+00:00 "
+
+
+@pytest.mark.parametrize(
+    ("line", "check", "verdict"),
+    [
+        ("NVRM: Xid (PCI:0000:19:00 GPU-I:05 GPU-CI:00): 94, pid=7, name=python3, Ch 8", "klog.xid", "fail"),
+        ("NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+         "klog.xid", "pass"),
+        ("NVRM: Xid (PCI:0000:19:00): 31, pid=7, name=sglang::schedul, MMU Fault: ENGINE GRAPHICS", "klog.xid", "warn"),
+        ("NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT  Nonfatal   XC0 i0", "klog.xid", "warn"),
+        ("NVRM: Xid (PCI:0000:19:00): 9999, something new", "klog.xid", "warn"),
+        ("NVRM: The NVIDIA GPU 0000:19:00.0", "klog.offbus", "fail"),
+        ("nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 22013, Fatal, Link 3 minion", "klog.sxid", "fail"),
+        ("nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 3 egress", "klog.sxid", "warn"),
+        ("pcieport 0000:80:01.1: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction", "klog.aer", "fail"),
+        ("DMAR: [DMA Read NO_PASID] Request device [19:00.0] fault addr 0x1", "klog.iommu", "warn"),
+        ("INFO: task python3:4242 blocked for more than 122 seconds.", "klog.hung", "warn"),
+        ("EXT4-fs (nvme0n1p2): Remounting filesystem read-only", "klog.disk", "warn"),
+    ],
+)  # fmt: skip
+def test_line_added_to_a_healthy_log(line: str, check: str, verdict: str) -> None:
+    found = verdicts(BOOT + LATER + line + "\n")
+    assert found[check] == verdict
+    others = {k: v for k, v in found.items() if k.startswith("klog.") and k != check}
+    assert set(others.values()) == {"pass"}
+
+
+def test_only_the_last_boot_counts() -> None:
+    xid = "NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus.\n"
+    boot = "kern  :notice: 2025-01-17T15:36:00,000000+00:00 Linux version 6.8.0-45-generic (gcc 13)\n"
+    assert verdicts(LATER + xid + boot + BOOT)["klog.xid"] == "pass"
+    assert verdicts(LATER + xid + "-- Boot 0123456789abcdef0123456789abcdef --\n" + BOOT)["klog.xid"] == "pass"
+    assert verdicts(BOOT + LATER + xid)["klog.xid"] == "fail"
+
+
+@given(st.integers(min_value=200, max_value=len(H100) - 20))
+@settings(max_examples=40, deadline=None)
+def test_a_cut_file_is_never_called_sound(length: int) -> None:
+    try:
+        found = verdicts(H100[:length])
+    except Unreadable:
+        return
+    whole = {c: v for c, v in found.items() if c.startswith(("gpu.", "ecc.", "pcie."))}
+    assert "pass" not in whole.values()
+    assert "warn" not in whole.values()
+
+
+@given(st.integers(min_value=1200, max_value=BRAKED.rindex("    Processes")))
+@settings(max_examples=40, deadline=None)
+def test_a_cut_text_is_never_called_sound(length: int) -> None:
+    found = verdicts(BRAKED[:length])
+    for check in ("gpu.count", "ecc.uncorrected", "ecc.rows", "gpu.leftover", "gpu.temp", "gpu.power"):
+        assert found[check] in ("skip", "fail"), check
+
+
+# A value of a healthy idle card, and the range in which nothing is wrong with it.
+BENIGN = {
+    r"(<gpu_temp>)\d+": (5, 60),
+    r"(<gpu_temp_tlimit>)\d+": (9, 90),
+    r"(<memory_temp>)\d+": (10, 94),
+    r"(<fan_speed>)[^<%]+": (0, 100),
+    r"(<replay_counter>)\d+": (0, 10**6),
+    r"(<tx_util>)\d+": (0, 10**7),
+    r"(?s)(<fb_memory_usage>.*?<used>)\d+": (0, 1024),
+    r"(sw_power_cap>)\d+": (0, 10**12),
+    r"(<instant_power_draw>)[\d.]+": (10, 700),
+    r"(<remapped_row_corr>)\d+": (0, 30),
+    r"(<remapped_row_unc>)\d+": (0, 30),
+}
+
+
+@given(st.data(), st.text("ABCDEFGHJKLMNPQRSTUVWXYZ 0123456789", min_size=3, max_size=40).filter(str.strip))
+@settings(max_examples=40, deadline=None)
+def test_benign_values_never_alarm(data: st.DataObject, name: str) -> None:
+    edited = re.sub(r"<product_name>[^<]+", f"<product_name>{name.strip()}", H100)
+    for pattern, (low, high) in BENIGN.items():
+        value = data.draw(st.integers(low, high))
+        edited = re.sub(pattern, rf"\g<1>{value}", edited)
+    for absent in data.draw(st.sets(st.sampled_from(["memory_temp", "fan_speed", "gpu_temp_tlimit", "vbios_version"]))):
+        edited = re.sub(rf"<{absent}>[^<]*", f"<{absent}>N/A", edited)
+    assert {"warn", "fail"}.isdisjoint(verdicts(edited).values())
+
+
+def test_profile_recorded_from_a_healthy_host_fits_it_and_no_other() -> None:
+    reading = smi_xml.read(H100)
+    profile = record(reading.gpus, reading.driver)
+    assert profile == Profile(8, "NVIDIA H100 80GB HBM3", 81559, 700, 16, "580.105.08")
+    known = Settings(profile=Profile.load(profile.dump()))
+    assert {"warn", "fail"}.isdisjoint(verdicts(H100, known).values())
+    found = verdicts(PRO6000, known)
+    assert found["gpu.count"] == "fail"
+    assert found["gpu.uniform"] == found["gpu.power"] == found["driver.loaded"] == "warn"
+
+
+def test_thresholds_can_be_set_and_misspelt_ones_are_refused() -> None:
+    strict = Settings(limits={"temp.headroom.warn": 60})
+    assert verdicts(H100, strict)["gpu.temp"] == "warn"
+    with pytest.raises(UsageError, match=r"temp\.headrom\.warn") as error:
+        Settings(limits={"temp.headrom.warn": 60})
+    assert error.value.hint == "did you mean 'temp.headroom.warn'?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "y">]><nvidia_smi_log><a>&x;</a></nvidia_smi_log>',
+        '<?xml version="1.0"?><!DOCTYPE nvidia_smi_log [<!ENTITY x SYSTEM "file:///etc/passwd">]><nvidia_smi_log/>',
+        '<?xml version="1.0"?><html/>',
+        '<?xml version="1.0"?><nvidia_smi_log>' + "<a>" * 100,
+    ],
+)
+def test_hostile_xml_is_refused(text: str) -> None:
+    with pytest.raises(Unreadable):
+        verdicts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        (
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.124\n",
+            "driver.mismatch",
+        ),
+        ("Failed to initialize NVML: Unknown Error\n", "driver.loaded"),
+        ("No devices were found\n", "gpu.count"),
+        ("Unable to determine the device handle for GPU0000:17:00.0: Unknown Error\n", "gpu.lost"),
+        ("Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system\n", "gpu.lost"),
+    ],
+)
+def test_refusals_of_nvidia_smi(text: str, check: str) -> None:
+    found = verdicts(text)
+    assert found[check] == "fail"
+    assert [c for c, v in found.items() if v == "fail"] == [check]
