@@ -58,25 +58,12 @@ hosts:
       weights_root: {home}/drafters
       log: {home}/logs/sglang.log
       launch:
-        - {home}/venv/bin/python
-        - -m
-        - sglang.launch_server
-        - --model-path
-        - {home}/models/kimi-tiny
-        - --tp
-        - "8"
-        - --port
-        - "{port}"
-        - --trust-remote-code
-        - --enable-metrics
-        - --speculative-algorithm
-        - EAGLE3
-        - --speculative-num-steps
-        - "3"
-        - --speculative-eagle-topk
-        - "1"
-        - --speculative-num-draft-tokens
-        - "4"
+        trust-remote-code: true
+        enable-metrics: true
+        speculative-algorithm: EAGLE3
+        speculative-num-steps: 3
+        speculative-eagle-topk: 1
+        speculative-num-draft-tokens: 4
 """
 
 
