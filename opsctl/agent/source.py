@@ -1,0 +1,358 @@
+"""Reading and changing an SGLang source tree where it lies.
+
+`gather` brings all that the controller needs to judge a tree in one answer: the files asked for, those that define the
+classes asked for together with the model files their bases and inner models come from, and what git says. `write` is
+compare-and-set.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zlib
+from contextlib import suppress
+from typing import Any, Dict, Iterable, List, Set, Tuple
+
+from opsctl.agent.oserrors import told
+from opsctl.agent.protocol import AgentError, Context, Reply
+
+PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
+MAX_GATHER = 32 << 20
+MODELS = "srt/models"
+_DEPTH = 6
+
+# Reading a tree must not run what its git configuration names.
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false")
+
+
+def gather(
+    call: Context, root: str, files: List[str], classes: Tuple[str, ...] = (), exists: Tuple[str, ...] = ()
+) -> Reply:
+    """The package-relative `files`, the files that define `classes` with what those build on, and the state of git.
+
+    Result: {root, prefix, commit, dirty, exists, files: [{path, size, sha256, head}], classes: {name: [path]},
+    too_large: [path], names: [class name]}; `head` marks a changed file as the commit has it; `names` is only there
+    if a class was not found.
+    Body: the files' bytes one after the other, zlib.
+    """
+    root, prefix = _package(root)
+    wanted = [f for f in files if os.path.isfile(os.path.join(root, prefix, f))]
+    models = _models(root, prefix)
+    found = {name: _defining(models, name) for name in classes}
+    for paths in found.values():
+        wanted += paths
+    wanted += _closure(models, classes)
+    git = _git_state(root, prefix)
+    contents = [
+        (p, models[p] if p in models else _read(os.path.join(root, prefix, p)), False) for p in dict.fromkeys(wanted)
+    ]
+    contents += _committed(root, prefix, set(git["dirty"]) & {os.path.join(prefix, path) for path in wanted})
+    entries, parts, total, too_large = [], [], 0, []
+    for path, data, head in contents:
+        if total + len(data) > MAX_GATHER:
+            too_large.append(path)
+            continue
+        total += len(data)
+        entries.append({"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "head": head})
+        parts.append(data)
+    result = {
+        "root": root,
+        "prefix": prefix,
+        "files": entries,
+        "classes": found,
+        "too_large": too_large,
+        "exists": [p for p in exists if os.path.exists(os.path.join(root, prefix, p))],
+        "names": [] if all(found.values()) else sorted(_class_names(models)),
+    }
+    result.update(git)
+    return Reply(result, zlib.compress(b"".join(parts), 6))
+
+
+def grep(
+    call: Context, root: str, pattern: str, globs: Tuple[str, ...] = ("*.py",), limit: int = 200
+) -> Dict[str, Any]:
+    """Lines of the package that match: {matches: [{path, line, text}], more: bool}. Paths are relative to `root`."""
+    root, prefix = _package(root)
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise AgentError("invalid", "not a regular expression: %s" % error, pattern=pattern) from None
+    matches: List[Dict[str, Any]] = []
+    for path in _walk(root, prefix, globs):
+        if call.cancelled():
+            break
+        text = _read(os.path.join(root, path)).decode("utf-8", "replace")
+        if not wanted.search(text):
+            continue
+        for number, line in enumerate(text.split("\n"), 1):
+            if wanted.search(line):
+                if len(matches) == limit:
+                    return {"matches": matches, "more": True}
+                matches.append({"path": path, "line": number, "text": line.rstrip("\r")[:400]})
+    return {"matches": matches, "more": False}
+
+
+def write(call: Context, root: str, edits: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """Replace files if every one of them is still as it was read; all or none.
+
+    edits: [{path (relative to root), before (sha256), size}], the new contents one after the other in the body.
+    Mode and owner are kept; a symlink stays one and what it points at is replaced.
+    """
+    root = os.path.realpath(root)
+    planned, offset = [], 0
+    for edit in edits:
+        new = call.body[offset : offset + edit["size"]]
+        offset += edit["size"]
+        target = os.path.realpath(os.path.join(root, edit["path"]))
+        if os.path.commonpath([root, target]) != root:
+            raise AgentError("invalid", "%s leads out of the tree, to %s" % (edit["path"], target), path=edit["path"])
+        old = _read(target)
+        if hashlib.sha256(old).hexdigest() != edit["before"]:
+            raise AgentError("conflict", "%s has changed since it was read" % edit["path"], path=edit["path"])
+        planned.append((target, old, new))
+    if offset != len(call.body):
+        raise AgentError("invalid", "the body has %d bytes, the edits name %d" % (len(call.body), offset))
+    done: List[Tuple[str, bytes]] = []
+    try:
+        for target, old, new in planned:
+            with told("write", target):
+                _replace(target, new)
+            done.append((target, old))
+    except AgentError:
+        for target, old in reversed(done):
+            _replace(target, old)
+        raise
+    return {"written": [edit["path"] for edit in edits]}
+
+
+def compile_files(call: Context, root: str, files: List[str], python: str = "") -> Dict[str, Any]:
+    """Compile `files` with the interpreter `python`, writing nothing: {failed: [{path, message}], version}."""
+    script = (
+        "import json, sys\nfailed = []\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n        compile(open(path, 'rb').read(), path, 'exec')\n"
+        "    except (SyntaxError, ValueError) as error:\n        failed.append({'path': path, 'message': str(error)})\n"
+        "print(json.dumps({'failed': failed, 'version': sys.version.split()[0]}))"
+    )
+    paths = [os.path.join(root, f) for f in files]
+    result = json.loads(_run([python or sys.executable, "-I", "-c", script, *paths], timeout=120).stdout)
+    for failure in result["failed"]:
+        failure["path"] = os.path.relpath(failure["path"], root)
+    return dict(result)
+
+
+def prove(call: Context, script: str, python: str = "") -> Any:
+    """Run a proof script with the interpreter `python`, the body on its input. Gives the JSON value it prints."""
+    done = _run([python or sys.executable, "-I", "-c", script], timeout=120, stdin=call.body, check=False)
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise AgentError("failed", "the proof did not run: %s" % (lines[-1] if lines else done.returncode))
+    return json.loads(done.stdout)
+
+
+def apply_diff(call: Context, root: str, check: bool = False, reverse: bool = False) -> Dict[str, Any]:
+    """Apply the unified diff in the body as `git apply --3way` does; where the tree is no git checkout, without --3way.
+
+    Result: {applies, already, message}. `already`: the reverse applies, so the change is there. All or nothing.
+    """
+    tracked = _run([*_GIT, "-C", root, "rev-parse", "--is-inside-work-tree"], check=False).returncode == 0
+    base = [*_GIT, "-C", root, "apply", "--whitespace=nowarn"]
+
+    def attempt(*options: str) -> "subprocess.CompletedProcess[bytes]":
+        return _run([*base, *options, "-"], stdin=call.body, check=False)
+
+    backwards, forwards = ((), ("--reverse",)) if reverse else (("--reverse",), ())
+    if attempt("--check", *backwards).returncode == 0:
+        return {"applies": True, "already": True, "message": ""}
+    three_way = ("--3way",) if tracked else ()
+    dry = attempt("--check", *three_way, *forwards)
+    message = dry.stderr.decode("utf-8", "replace").strip()
+    if dry.returncode or check or "with conflicts" in message:
+        return {
+            "applies": dry.returncode == 0 and "with conflicts" not in message,
+            "already": False,
+            "message": message,
+        }
+    done = attempt(*three_way, *forwards)
+    return {
+        "applies": done.returncode == 0,
+        "already": False,
+        "message": done.stderr.decode("utf-8", "replace").strip(),
+    }
+
+
+def _package(root: str) -> Tuple[str, str]:
+    root = os.path.realpath(os.path.expanduser(root))
+    for prefix in PREFIXES:
+        if os.path.isdir(os.path.join(root, prefix, "srt", "models")):
+            return root, prefix
+    kind = "invalid" if os.path.isdir(root) else "not-found"
+    raise AgentError(
+        kind, "no SGLang source in %s: neither python/sglang/srt nor sglang/srt is there" % root, path=root
+    )
+
+
+def _read(path: str) -> bytes:
+    with told("read", path), open(path, "rb") as file:
+        return file.read()
+
+
+def _replace(path: str, data: bytes) -> None:
+    status = os.stat(path)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".opsctl-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), status.st_mode & 0o7777)
+            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+                with suppress(PermissionError):  # only root can give a file away; mode and contents are kept
+                    os.fchown(file.fileno(), status.st_uid, status.st_gid)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _walk(root: str, prefix: str, globs: Iterable[str]) -> Iterable[str]:
+    wanted = tuple(globs)
+    top = os.path.join(root, prefix)
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(f for f in folders if f not in ("__pycache__", ".git"))
+        for name in sorted(names):
+            path = os.path.relpath(os.path.join(folder, name), root)
+            if any(fnmatch.fnmatch(path, g) or fnmatch.fnmatch(name, g) for g in wanted):
+                yield path
+
+
+def _models(root: str, prefix: str) -> Dict[str, bytes]:
+    found = {}
+    top = os.path.join(root, prefix)
+    for folder, folders, names in os.walk(os.path.join(top, MODELS)):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                if os.path.isfile(path):
+                    found[os.path.relpath(path, top)] = _read(path)
+    return found
+
+
+_CLASS = re.compile(rb"^class[ \t]+(\w+)", re.MULTILINE)
+_FROM_MODELS = re.compile(  # from sglang.srt.models.x import A, B  |  from .x import (A, B)
+    rb"^[ \t]*from[ \t]+(?:sglang\.srt\.models)?(\.[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|[^\n\\]+)", re.MULTILINE
+)
+_BUILT = re.compile(rb"\b([A-Z]\w+)\b")
+
+
+def _defining(models: Dict[str, bytes], name: str) -> List[str]:
+    wanted = re.compile(rb"^class[ \t]+%s\b" % re.escape(name.encode()), re.MULTILINE)
+    return [path for path, text in models.items() if name.encode() in text and wanted.search(text)]
+
+
+def _class_names(models: Dict[str, bytes]) -> Set[str]:
+    return {n.decode() for text in models.values() for n in _CLASS.findall(text)}
+
+
+def _closure(models: Dict[str, bytes], classes: Iterable[str]) -> List[str]:
+    """Model files that the classes lead to: their bases and what they build, through imports, some levels deep."""
+    todo = [(path, name.encode()) for name in classes for path in _defining(models, name)]
+    seen = set(todo)
+    for _ in range(_DEPTH):
+        following = []
+        for path, name in todo:
+            names = set(_BUILT.findall(_class_text(models[path], name)))
+            imported = _imports(path, models[path], models)
+            here = set(_CLASS.findall(models[path]))
+            following += [(path, n) for n in names & here]
+            following += [(imported[n], n) for n in names & set(imported)]
+        todo = [item for item in dict.fromkeys(following) if item not in seen]
+        seen.update(todo)
+    return sorted({path for path, _ in seen})
+
+
+def _class_text(text: bytes, name: bytes) -> bytes:
+    start = re.search(rb"^class[ \t]+%s\b" % re.escape(name), text, re.MULTILINE)
+    if start is None:
+        return b""
+    end = re.compile(rb"\n(?=[^\s#)\]}\"'])").search(text, start.end())
+    return text[start.start() : end.start() if end else len(text)]
+
+
+def _imports(path: str, text: bytes, models: Dict[str, bytes]) -> Dict[bytes, str]:
+    found = {}
+    for match in _FROM_MODELS.finditer(text):
+        whole, dotted = match.group(0), match.group(1).decode()
+        if b"sglang.srt.models" in whole.split(b"import")[0]:
+            parts = [MODELS] + [p for p in dotted.split(".") if p]
+        else:
+            up = len(dotted) - len(dotted.lstrip("."))
+            parts = path.split("/")[:-up] + [p for p in dotted.split(".") if p]
+        module = "/".join(parts)
+        target = next((c for c in (module + ".py", module + "/__init__.py") if c in models), None)
+        if target:
+            for name in re.findall(rb"(\w+)(?:[ \t]+as[ \t]+(\w+))?", match.group(2).split(b"#")[0]):
+                found[name[1] or name[0]] = target
+    return found
+
+
+def _git_state(root: str, prefix: str) -> Dict[str, Any]:
+    """{commit, dirty}: the tree's commit and changed files, {None, []} where the tree is not what git tracks."""
+    nothing: Dict[str, Any] = {"commit": None, "dirty": []}
+    tracked = _run([*_GIT, "-C", root, "ls-files", "--", os.path.join(prefix, "srt", "models")], check=False)
+    if tracked.returncode or not tracked.stdout:
+        return nothing
+    head = _run([*_GIT, "-C", root, "rev-parse", "--verify", "HEAD^{commit}"], check=False)
+    status = _run([*_GIT, "-C", root, "status", "--porcelain=v1", "-z", "--no-renames", "--", "."], check=False)
+    if status.returncode:
+        return nothing
+    entries = [e.decode("utf-8", "surrogateescape") for e in status.stdout.split(b"\0") if e]
+    return {
+        "commit": head.stdout.decode().strip() or None if head.returncode == 0 else None,
+        "dirty": [entry[3:].encode("utf-8", "replace").decode() for entry in entries],
+    }
+
+
+def _committed(root: str, prefix: str, paths: Iterable[str]) -> List[Tuple[str, bytes, bool]]:
+    found = []
+    for path in sorted(paths):
+        shown = _run([*_GIT, "-C", root, "show", "HEAD:./" + path], check=False)
+        if shown.returncode == 0:
+            found.append((os.path.relpath(path, prefix or "."), shown.stdout, True))
+    return found
+
+
+def _run(
+    argv: List[str], timeout: float = 30, stdin: bytes = b"", check: bool = True
+) -> "subprocess.CompletedProcess[bytes]":
+    environment = dict(os.environ, GIT_OPTIONAL_LOCKS="0", LC_ALL="C", GIT_TERMINAL_PROMPT="0")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        environment.pop(name, None)
+    try:
+        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, env=environment)
+    except FileNotFoundError:
+        if check:
+            raise AgentError("missing-tool", "%s is not on this host" % argv[0], tool=argv[0]) from None
+        return subprocess.CompletedProcess(argv, 127, b"", b"")
+    except subprocess.TimeoutExpired:
+        raise AgentError("timeout", "%s did not finish in %g s" % (argv[0], timeout)) from None
+    if check and done.returncode:
+        raise AgentError("failed", "%s: %s" % (argv[0], done.stderr.decode("utf-8", "replace").strip()[-400:]))
+    return done
+
+
+CALLS = {
+    "gather": gather,
+    "grep": grep,
+    "write": write,
+    "compile": compile_files,
+    "prove": prove,
+    "apply_diff": apply_diff,
+}

@@ -1,0 +1,158 @@
+"""What a patch is: a desired end state of the source, recognised and brought about by syntax."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from opsctl.sglang.symbols import Function, Method, Module, NotPython, find_method, parse
+from opsctl.sglang.tree import SourceTree
+from opsctl.sglang.version import Release
+
+
+class Status(StrEnum):
+    UPSTREAM = "upstream"  # this version has the end state
+    APPLIED = "applied"  # the end state is there and upstream did not put it there
+    NEEDED = "needed"
+    CONFLICT = "conflict"  # the place is not as the patch knows it; nothing is touched
+    NOT_APPLICABLE = "not-applicable"  # there is nothing in this tree that the patch is about
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How a tree stands to a patch: the status, the place it was read at, and why."""
+
+    status: Status
+    path: str | None
+    line: int | None
+    reason: str
+
+
+class Settled(Exception):
+    """The answer is known before the end of the look."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.reason)
+        self.finding = finding
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a patch tells of itself: `opsctl patch list` and `show`."""
+
+    reason: str
+    upstream: str  # which versions have the end state
+    precondition: str
+    end_state: str
+    proof: str
+
+
+class Patch(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> About: ...
+
+    def look(self, tree: SourceTree) -> Finding:
+        """How the tree stands to the end state. May raise Settled or NotPython."""
+
+    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
+        """New contents of the files to change, for a tree where `look` says needed. May raise Settled."""
+
+
+def conflict(path: str, line: int | None, reason: str) -> Settled:
+    return Settled(Finding(Status.CONFLICT, path, line, reason))
+
+
+def not_applicable(reason: str, path: str | None = None, line: int | None = None) -> Settled:
+    return Settled(Finding(Status.NOT_APPLICABLE, path, line, reason))
+
+
+def finding(patch: Patch, tree: SourceTree) -> Finding:
+    """`patch.look`, with every way out of it turned into a Finding."""
+    try:
+        return patch.look(tree)
+    except Settled as settled:
+        return settled.finding
+    except NotPython as broken:
+        return Finding(
+            Status.CONFLICT,
+            broken.path,
+            broken.line,
+            f"the file is not valid Python, before any patch: {broken.message}",
+        )
+
+
+def origin(tree: SourceTree, since: Release) -> Status:
+    """Whose the end state is that a tree has and upstream has `since`: in an older tree it was put there later."""
+    floor = tree.version.floor
+    return Status.APPLIED if floor is not None and floor < since else Status.UPSTREAM
+
+
+def needed_module(tree: SourceTree, path: str) -> Module:
+    """The parsed file. Raises Settled where the tree does not have it."""
+    module = parse(tree, path)
+    if module is None:
+        raise not_applicable(f"this tree has no {tree.shown(path)}")
+    return module
+
+
+def reachable(tree: SourceTree, method: Method, depth: int = 2) -> list[ast.AST]:
+    """The method's own node and those of the methods and functions of its module that it calls."""
+    return [method.node, *_callees(tree, method, method.node.body, depth)]
+
+
+def called_from(tree: SourceTree, method: Method, body: Iterable[ast.stmt], depth: int = 2) -> list[ast.AST]:
+    """Some statements of a method, and what they call."""
+    statements = list(body)
+    return [*statements, *_callees(tree, method, statements, depth)]
+
+
+def walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield from ast.walk(node)
+
+
+def strings(nodes: Iterable[ast.AST]) -> list[ast.Constant]:
+    """The text constants in code, docstrings left out."""
+    nodes = list(nodes)
+    prose = {id(n.value) for n in walk(nodes) if isinstance(n, ast.Expr)}
+    return [n for n in walk(nodes) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in prose]
+
+
+def identifiers(nodes: Iterable[ast.AST]) -> set[str]:
+    """Every name and attribute that code mentions."""
+    return {n.id if isinstance(n, ast.Name) else n.attr for n in walk(nodes) if isinstance(n, ast.Name | ast.Attribute)}
+
+
+def first_raise(nodes: Iterable[ast.AST]) -> ast.stmt | None:
+    """The first `raise` or `assert`."""
+    found = [n for n in walk(nodes) if isinstance(n, ast.Raise | ast.Assert)]
+    return min(found, key=lambda n: n.lineno) if found else None
+
+
+def _callees(tree: SourceTree, method: Method, body: Iterable[ast.AST], depth: int) -> list[ast.AST]:
+    if depth == 0:
+        return []
+    found: dict[int, tuple[Method | None, Function]] = {}
+    for node in walk(body):
+        if not isinstance(node, ast.Call):
+            continue
+        target = node.func
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            callee = find_method(tree, method.owner, target.attr)
+            if callee and callee.module is method.module:
+                found[id(callee.node)] = (callee, callee.node)
+        elif isinstance(target, ast.Name) and target.id in method.module.functions:
+            function = method.module.functions[target.id]
+            found[id(function)] = (None, function)
+    result: list[ast.AST] = []
+    for callee, function in found.values():
+        result.append(function)
+        if callee and callee.node is not method.node:
+            result += _callees(tree, callee, function.body, depth - 1)
+    return result

@@ -1,0 +1,301 @@
+"""A wrapper class hands the calls of the speculative worker to its language model.
+
+The worker asks the target for `set_eagle3_layers_to_capture` and `get_embed_and_head` after the weights are loaded
+(model_runner.py, eagle_worker*.py); a vision-language wrapper without them ends the server with an AttributeError.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from opsctl.sglang import splice
+from opsctl.sglang.patches.base import (
+    About,
+    Finding,
+    Settled,
+    Status,
+    conflict,
+    finding,
+    needed_module,
+    not_applicable,
+    origin,
+)
+from opsctl.sglang.symbols import (
+    ClassRef,
+    Function,
+    Method,
+    assignments,
+    dotted,
+    find_class,
+    find_method,
+    resolve,
+)
+from opsctl.sglang.tree import KIMI, SourceTree
+from opsctl.sglang.version import Release
+
+CAPTURE, GET, SET = "set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head"
+ASKED_OF_TARGET = (CAPTURE, GET)  # SET is asked of the draft model; wrappers have it for symmetry
+
+_CODE = {
+    CAPTURE: "def set_eagle3_layers_to_capture(self, layer_ids=None):\n"
+    "    self.{inner}.set_eagle3_layers_to_capture(layer_ids)",
+    GET: "def get_embed_and_head(self):\n    return self.{inner}.get_embed_and_head()",
+    SET: "def set_embed_and_head(self, embed, head):\n    self.{inner}.set_embed_and_head(embed, head)",
+}
+_PASSED = {CAPTURE: 1, GET: 0, SET: 2}  # arguments to hand on
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """The attribute of a wrapper that holds its language model, and the classes that it may be built from."""
+
+    attribute: str
+    line: int
+    supporting: tuple[ClassRef, ...]
+    lacking: tuple[ClassRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """`class_name` answers the worker's questions through its language model."""
+
+    name: str
+    class_name: str
+    about: About
+    methods: tuple[str, ...]  # the end state: each of these is there
+    path: str | None = None  # where the class must be; None: wherever the tree defines it
+    since: Release | None = None  # first release with the end state
+    must_delegate: bool = False  # an own implementation is not the end state
+
+    def look(self, tree: SourceTree) -> Finding:
+        cls = self.class_in(tree)
+        missing = [m for m in self.methods if not self._answers(tree, cls, m)]
+        shown = self.class_name
+        if not missing:
+            method = find_method(tree, cls, self.methods[0])
+            assert method is not None
+            return Finding(
+                self._origin(tree, cls), method.module.path, method.line, f"{shown} has {', '.join(self.methods)}"
+            )
+        inner = language_model(tree, cls)
+        if inner is None or not inner.supporting:
+            raise not_applicable(
+                _why_not(shown, missing, inner), cls.module.path, inner.line if inner else cls.node.lineno
+            )
+        _through_forward(tree, cls, inner)
+        reason = f"{shown} lacks {', '.join(missing)}; its self.{inner.attribute} has them: {_names(inner.supporting)}"
+        if inner.lacking:
+            reason += f" (but not {_names(inner.lacking)})"
+        return Finding(Status.NEEDED, cls.module.path, cls.node.lineno, reason)
+
+    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
+        cls = self.class_in(tree)
+        inner = language_model(tree, cls)
+        assert inner is not None
+        wanted = [m for m in _CODE if find_method(tree, cls, m) is None]
+        wanted = [m for m in wanted if any(find_method(tree, c, m) for c in inner.supporting)]
+        last = cls.node.body[-1]
+        code = "\n\n".join(_CODE[m].format(inner=inner.attribute) for m in wanted)
+        return {cls.module.path: splice.edited(tree.files[cls.module.path], [splice.method_after(last, code)])}
+
+    def class_in(self, tree: SourceTree) -> ClassRef:
+        """The one definition of the class. Raises Settled where there is none, or more than one."""
+        if self.path:
+            needed_module(tree, self.path)
+        paths = (self.path,) if self.path else tree.classes.get(self.class_name, ())
+        found = [c for path in paths for c in find_class(tree, path, self.class_name)]
+        if not found:
+            raise not_applicable(f"this tree has no class {self.class_name}", self.path)
+        if len(found) > 1:
+            places = ", ".join(f"{tree.shown(c.module.path)}:{c.node.lineno}" for c in found)
+            raise conflict(
+                found[0].module.path,
+                found[0].node.lineno,
+                f"looked for one class {self.class_name}, found {len(found)}: {places}",
+            )
+        return found[0]
+
+    def delegates(self, tree: SourceTree, cls: ClassRef, name: str) -> bool:
+        """Whether the class's own method hands the call on."""
+        method = cls.own(name)
+        return method is not None and _hands_on(method, name)
+
+    def _answers(self, tree: SourceTree, cls: ClassRef, name: str) -> bool:
+        """Whether the class has the method. Raises Settled where it has one that cannot be what the worker needs."""
+        method = find_method(tree, cls, name)
+        if method is None:
+            return False
+        if _takes(method.node, _PASSED[name]) is False:
+            raise _different(method, f"a method that can be called with {_arguments(name)}", "other parameters")
+        if _hands_on(method.node, name):
+            return True
+        if self.must_delegate:
+            raise _different(method, "a call of the same method of the language model", "none")
+        if _is_stub(method.node):
+            raise _different(method, "an implementation", "none")
+        return True
+
+    def _origin(self, tree: SourceTree, cls: ClassRef) -> Status:
+        path = cls.module.path
+        committed = tree.committed(path)
+        if committed is not None and committed != tree.read(path):
+            before = finding(self, replace(tree.having({path: committed}), heads={}))
+            if before.status not in (Status.UPSTREAM, Status.APPLIED):
+                return Status.APPLIED
+        if self.since is not None:
+            return origin(tree, self.since)
+        # Classes come and go between releases, so no table says when each got the methods. What upstream
+        # writes here carries types, checks or its own logic; a bare one-line delegation is ours.
+        method = find_method(tree, cls, CAPTURE)
+        ours = method is not None and method.owner.node is cls.node and _is_plain(method)
+        return Status.APPLIED if ours else Status.UPSTREAM
+
+
+def language_model(tree: SourceTree, cls: ClassRef) -> Inner | None:
+    """What a wrapper builds its language model from; None where nothing in its `__init__` can be followed."""
+    init = find_method(tree, cls, "__init__")
+    if init is None:
+        return None
+    built: dict[str, tuple[int, list[ClassRef]]] = {}
+    for attribute, value, line in assignments(init.node):
+        for node in ast.walk(value):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                made = resolve(tree, init.module, node.func.id, before=init.owner.node.lineno)
+                if made:
+                    built.setdefault(attribute, (line, []))[1].append(made)
+    best: Inner | None = None
+    for attribute, (line, classes) in built.items():
+        supporting = tuple(c for c in _unique(classes) if all(find_method(tree, c, m) for m in ASKED_OF_TARGET))
+        lacking = tuple(c for c in _unique(classes) if c not in supporting)
+        inner = Inner(attribute, line, supporting, lacking)
+        if (supporting and (best is None or not best.supporting)) or (
+            best is None and attribute in ("language_model", "llm", "model", "thinker")
+        ):
+            best = inner
+    return best
+
+
+def _through_forward(tree: SourceTree, cls: ClassRef, inner: Inner) -> None:
+    """Raise Settled unless the wrapper's forward goes through the language model's, which unpacks what was captured."""
+    forward = find_method(tree, cls, "forward")
+    if forward is None:
+        return
+    target = f"self.{inner.attribute}"
+    for node in ast.walk(forward.node):
+        if isinstance(node, ast.Call):
+            handed = [*node.args, *(k.value for k in node.keywords)]
+            if dotted(node.func) == target or any(dotted(a) == target for a in handed):
+                return
+    raise not_applicable(
+        f"{cls.name}.forward does not go through {target}: captured states would not reach the logits processor",
+        forward.module.path,
+        forward.line,
+    )
+
+
+def _why_not(shown: str, missing: list[str], inner: Inner | None) -> str:
+    lacks = f"{shown} lacks {', '.join(missing)}"
+    if inner is None:
+        return (
+            f"{lacks}, and no language model that it builds could be followed: EAGLE-3 cannot use it as a target here"
+        )
+    return (
+        f"{lacks}, and so does its self.{inner.attribute}, a {_names(inner.lacking)}: "
+        "EAGLE-3 cannot use it as a target in this version"
+    )
+
+
+def _different(method: Method, wanted: str, found: str) -> Settled:
+    return conflict(
+        method.module.path, method.line, f"{method.owner.name}.{method.node.name}: looked for {wanted}, found {found}"
+    )
+
+
+def _hands_on(function: Function, name: str) -> bool:
+    """Whether the function calls `name` of an attribute of self with its own arguments, and returns the answer."""
+    arguments = function.args
+    own = [a.arg for a in (*arguments.posonlyargs, *arguments.args)[1:]]
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call):
+            continue
+        target = dotted(node.func)
+        if not (target.startswith("self.") and target.count(".") >= 2 and target.endswith(f".{name}")):
+            continue
+        starred = any(isinstance(a, ast.Starred) for a in node.args)
+        given = [dotted(a) for a in node.args] + [dotted(k.value) for k in node.keywords]
+        enough = starred or [g for g in given if g in own][: _PASSED[name]] == own[: _PASSED[name]]
+        returned = any(r.value and node in ast.walk(r.value) for r in ast.walk(function) if isinstance(r, ast.Return))
+        if enough and (returned or name != GET):
+            return True
+    return False
+
+
+def _takes(function: Function, count: int) -> bool:
+    """Whether the method can be called with `count` arguments; for the layer ids, also with none."""
+    arguments = function.args
+    positional = len(arguments.posonlyargs) + len(arguments.args) - 1
+    required = positional - len(arguments.defaults)
+    most = 99 if arguments.vararg else positional
+    least = 0 if count == 1 else count
+    return required <= least and count <= most
+
+
+def _is_stub(function: Function) -> bool:
+    code = [n for n in function.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    return all(isinstance(n, ast.Pass | ast.Raise) for n in code)
+
+
+def _is_plain(method: Method) -> bool:
+    body = method.node.body
+    typed = method.node.returns or any(a.annotation for a in method.node.args.args)
+    return len(body) == 1 and not typed and _hands_on(method.node, method.node.name)
+
+
+def _arguments(name: str) -> str:
+    return {CAPTURE: "(layer_ids) and ()", GET: "()", SET: "(embed, head)"}[name]
+
+
+def _names(classes: tuple[ClassRef, ...]) -> str:
+    return " or ".join(c.name for c in classes)
+
+
+def _unique(classes: list[ClassRef]) -> list[ClassRef]:
+    return list({(c.module.path, c.node.lineno): c for c in classes}.values())
+
+
+_PROOF = "the methods of the patched class run, and the language model receives each call with its arguments"
+
+KIMI_K25 = Delegation(
+    name="kimi-k25-eagle3",
+    class_name="KimiK25ForConditionalGeneration",
+    about=About(
+        reason="without it the server ends with an AttributeError after the target has loaded (sglang PR 19689)",
+        upstream="since 0.5.10",
+        precondition="the class is there (since 0.5.9) and its language model supports capture",
+        end_state="KimiK25ForConditionalGeneration hands set_eagle3_layers_to_capture(layer_ids=None), "
+        "get_embed_and_head() and set_embed_and_head(embed, head) to self.language_model",
+        proof=_PROOF,
+    ),
+    methods=(CAPTURE, GET, SET),
+    path=KIMI,
+    since=Release(0, 5, 10),
+    must_delegate=True,
+)
+
+
+def eagle3_capture(class_name: str) -> Delegation:
+    """The same end state for any wrapper class of the tree."""
+    return Delegation(
+        name=f"eagle3-capture {class_name}",
+        class_name=class_name,
+        about=About(
+            reason="a vision-language wrapper that does not pass the worker's calls on cannot be an EAGLE-3 target",
+            upstream="differs by class; read from the tree",
+            precondition="the class builds a language model, found in its source, that supports capture",
+            end_state=f"{class_name} answers {CAPTURE} and {GET}, itself or through its language model",
+            proof=_PROOF,
+        ),
+        methods=ASKED_OF_TARGET,
+    )

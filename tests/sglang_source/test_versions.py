@@ -1,0 +1,116 @@
+"""Every patch on every release, against what their sources say (read by hand; the patches name the pull requests)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opsctl.cli.patch import app
+from opsctl.sglang import patchset, proofs
+from opsctl.sglang.tree import here, load
+from tests.sglang_source.conftest import MakeTree
+
+PATCHES = (
+    "kimi-k25-eagle3",
+    "eagle3-loader-names",
+    "eagle3-loader-strict",
+    "eagle3-d2t-guard",
+    "eagle3-fc-guard",
+    "eagle3-graph-layer-ids",
+)
+N, U, X = "needed", "upstream", "not-applicable"
+
+TABLE = {
+    #               kimi names strict d2t fc graph
+    "0.5.6.post2": (X, N, N, N, N, N),
+    "0.5.8.post1": (X, N, N, N, N, N),
+    "0.5.9": (N, N, N, N, N, N),
+    "0.5.10": (U, N, N, N, N, N),
+    "0.5.12": (U, U, N, N, N, U),
+    "0.5.18": (U, U, N, N, N, U),
+    "0.5.23": (U, U, N, N, N, U),
+}
+
+# eagle3-capture, by target class: wrappers whose language model supports capture, text models, and what cannot be one.
+CAPTURE = {
+    ("0.5.9", "InternVLChatModel"): N,
+    ("0.5.9", "KimiVLForConditionalGeneration"): N,
+    ("0.5.9", "DotsOCRForCausalLM"): N,  # has get_embed_and_head, lacks the capture
+    ("0.5.9", "Qwen2_5_VLForConditionalGeneration"): U,  # captures itself
+    ("0.5.9", "Llama4ForConditionalGeneration"): U,  # delegates, with fall-backs
+    ("0.5.9", "LlamaForCausalLM"): U,
+    ("0.5.9", "DeepseekV3ForCausalLM"): U,  # inherits
+    ("0.5.9", "Gemma3ForConditionalGeneration"): X,  # nor does its language model
+    ("0.5.9", "Phi3ForCausalLM"): U,  # inherits from LlamaForCausalLM
+    ("0.5.23", "Gemma3ForConditionalGeneration"): U,
+    ("0.5.23", "Qwen3VLForConditionalGeneration"): U,
+    ("0.5.23", "InternVLChatModel"): N,
+    ("0.5.23", "KimiK3ForConditionalGeneration"): X,
+}
+
+
+def status(tree: Path, *arguments: str) -> tuple[int, dict[str, str], dict[str, object]]:
+    result = CliRunner().invoke(app, ["check", "--tree", str(tree), "--json", *arguments], standalone_mode=False)
+    told = json.loads(result.stdout)
+    return int(result.return_value), {p["name"]: p["status"] for p in told["patches"]}, told
+
+
+@pytest.mark.parametrize("version", TABLE)
+def test_status(version: str, release: MakeTree) -> None:
+    code, found, told = status(release(version))
+    assert {name: found[name] for name in PATCHES} == dict(zip(PATCHES, TABLE[version], strict=True))
+    assert told["version"] == version
+    assert told["commit"] is None
+    assert code == 3
+    for entry in told["patches"]:
+        if entry["file"]:
+            lines = (release(version) / entry["file"]).read_text().splitlines()
+            assert 1 <= entry["line"] <= len(lines)
+        assert entry["reason"]
+
+
+@pytest.mark.parametrize("version", TABLE)
+def test_applied_patches_keep_their_promise(version: str, release: MakeTree) -> None:
+    root = release(version)
+    tree = load(here, str(root), ["InternVLChatModel"])
+    chosen = [*patchset.select(PATCHES), patchset.eagle3_capture("InternVLChatModel")]
+    plan = patchset.plan(tree, chosen)
+    needed = {name for name, word in zip(PATCHES, TABLE[version], strict=True) if word == N}
+    assert {p.name for p in plan.applied} - {"eagle3-capture InternVLChatModel"} == needed
+
+    after = tree.having({tree.inside(edit.path): edit.after for edit in plan.edits})
+    request = proofs.request(after, plan.applied)
+    assert request is not None
+    assert proofs.failures(here(request)) == ()
+
+    words = {e.name: e.status.value for e in patchset.status(after, chosen).entries}
+    assert all(words[name] == "applied" for name in needed)
+    assert patchset.plan(after, chosen).edits == ()
+
+
+@pytest.mark.parametrize(("version", "target"), CAPTURE)
+def test_capture_by_target(version: str, target: str, release: MakeTree) -> None:
+    _, found, told = status(release(version), "--for-target", target)
+    assert found.pop(f"eagle3-capture {target}") == CAPTURE[version, target], told
+    assert set(found) == {"eagle3-graph-layer-ids"}
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "word"), [("0.5.9", 3, N), ("0.5.12", 0, U), ("0.5.23", 0, U), ("0.5.8.post1", 3, X)]
+)
+def test_kimi_as_target(version: str, code: int, word: str, release: MakeTree) -> None:
+    found_code, found, _ = status(release(version), "--for-target", "KimiK25ForConditionalGeneration")
+    assert found["kimi-k25-eagle3"] == word
+    assert set(found) == {"kimi-k25-eagle3", "eagle3-graph-layer-ids"}
+    assert found_code == code
+
+
+def test_an_unknown_target_is_a_usage_error(release: MakeTree, capsys: pytest.CaptureFixture[str]) -> None:
+    from opsctl.cli.main import run
+
+    arguments = ["patch", "check", "--tree", str(release("0.5.9")), "--for-target", "KimiK25ForConditionalGeneratoin"]
+    assert run(arguments) == 2
+    assert "did you mean 'KimiK25ForConditionalGeneration'?" in capsys.readouterr().err
