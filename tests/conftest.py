@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from opsctl.agent.protocol import Call
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.remote.spec import ConnectionSpec
 from tests.proxy import Proxy
@@ -76,3 +77,14 @@ def slow_link(sshd: Sshd) -> Iterator[Callable[[float], Proxy]]:
     yield make
     for proxy in made:
         proxy.close()
+
+
+@pytest.fixture
+def agent_pid() -> Callable[[RemoteHost], int]:
+    """The process id of a host's agent."""
+
+    def find(host: RemoteHost) -> int:
+        found = host.call(Call("proc.run", {"argv": "echo $PPID"})).result
+        return int(found["stdout"])
+
+    return find

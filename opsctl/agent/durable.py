@@ -74,3 +74,8 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     except (FileNotFoundError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -109,6 +109,6 @@ def _source(module: str) -> str:
 
 @cache
 def _compressed(entry: str, config: str) -> bytes:
-    modules = {name: _source(name) for name in CORE}
+    modules = {name: _source(name) for name in ("loader", *CORE)}  # a supervisor is started with the same loader
     text = f"{_source('loader')}\nboot({modules!r}, {entry!r}, i, {config})\n"
     return zlib.compress(text.encode(), 9)

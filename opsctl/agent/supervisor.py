@@ -1,0 +1,105 @@
+"""The process that carries a supervised change through: makes it, waits to be told that it is good, else takes the run
+back. It outlives the connection and the agent, and holds the run's and the host's locks while it lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from typing import Any, BinaryIO, Dict, Optional
+
+from opsctl.agent import calls, durable, runlog, steps, verdict
+from opsctl.agent.protocol import Context, frame, read_frame
+
+TICK = 0.1  # seconds between looks at the verdict
+
+
+class Events(Context):
+    """What happens, as frames appended to a file that any controller can read from any place on."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._fd = os.open(events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._writing = threading.Lock()
+
+    def write(self, header: Dict[str, Any], body: bytes = b"") -> None:
+        with self._writing:
+            durable.write_all(self._fd, frame(header, body))
+
+    def progress(self, data: Any, body: bytes = b"") -> None:
+        self.write({"event": "progress", "data": data}, body)
+
+    def cancelled(self) -> bool:
+        """Reverting is the only way to give up: a controller that goes away does not stop the change."""
+        decided = verdict.current(self._run)
+        return decided is not None and decided.get("verdict") == verdict.REVERT
+
+
+def main(source: BinaryIO, config: Dict[str, Any]) -> None:
+    """Supervise one step. `config`: run, state, run_lock and held (inherited descriptors)."""
+    if config["state"]:
+        os.environ["OPSCTL_STATE_DIR"] = config["state"]
+    for sig in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+        signal.signal(sig, signal.SIG_IGN)
+    for fd in (config["run_lock"], *config["held"]):
+        os.set_inheritable(fd, False)  # what the change starts must not hold our locks
+    received = read_frame(source)
+    if received is None:
+        os._exit(1)
+    header, body = received
+    run = config["run"]
+    runlog.adopt(run, config["run_lock"])
+    events = Events(run)
+    try:
+        supervise(run, header["seq"], runlog.split_body(header["calls"], body), header["confirm_within"], events)
+    except BaseException as error:  # noqa: BLE001  the last net: whoever follows is told, the journal stays for the next run
+        events.write({"event": "died", "error": calls.describe(error)})
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Events) -> None:
+    """Make the change, wait for the verdict, act on it."""
+    error: Optional[Dict[str, Any]] = None
+    try:
+        with runlog.turn(run):
+            reply = steps.perform(run, seq, todo, events)
+    except Exception as failure:  # noqa: BLE001  whatever it was, the run is taken back and its controller told
+        error = calls.describe(failure)
+        decided = verdict.decide(run, verdict.FAILED)
+    else:
+        deadline = _now() + confirm_within
+        events.write({"event": "applied", "result": reply.result, "confirm_within": confirm_within}, reply.body)
+        decided = _await(run, deadline)
+    if decided.get("verdict") == verdict.CONFIRM:
+        runlog.append(run, {"confirmed": True})
+        if decided.get("outcome"):
+            runlog.append(run, {"outcome": decided["outcome"]})
+        events.write({"event": "confirmed"})
+        return
+    why = {verdict.FAILED: "failed", verdict.EXPIRED: "not confirmed"}.get(decided.get("verdict", ""), "reverted")
+    with runlog.turn(run):
+        report = steps.roll_back(run, events, why)
+    events.write({"event": "reverted", "why": why, "error": error, "report": report})
+
+
+def events_path(run: str) -> str:
+    return os.path.join(runlog.folder(run), "events")
+
+
+def _await(run: str, deadline: float) -> Dict[str, Any]:
+    while True:
+        decided = verdict.current(run)
+        if decided is not None:
+            return decided
+        if _now() >= deadline:
+            return verdict.decide(run, verdict.EXPIRED)
+        time.sleep(TICK)
+
+
+def _now() -> float:
+    """Seconds that count while the machine sleeps, too, and do not jump with its clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

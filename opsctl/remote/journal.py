@@ -1,0 +1,63 @@
+"""The calls that carry calls: how a step goes over the wire, and how its replies come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from opsctl.agent.protocol import Call, Reply
+
+
+def apply(
+    run: str,
+    seq: int,
+    task: Any,
+    calls: Sequence[Call],
+    undo: Sequence[Call] | None = (),
+    settle: Sequence[Call] = (),
+) -> Call:
+    """One journaled step as one call. Undo and settle calls are kept on the host and cannot have bodies."""
+    return Call("journal.apply", *_step(run, seq, task, calls, undo, settle))
+
+
+def supervise(
+    run: str,
+    seq: int,
+    task: Any,
+    calls: Sequence[Call],
+    undo: Sequence[Call] | None,
+    settle: Sequence[Call],
+    confirm_within: float,
+) -> Call:
+    """A step that the host takes back, with the whole run, unless it is confirmed in time."""
+    args, body = _step(run, seq, task, calls, undo, settle)
+    return Call("supervise.start", {**args, "confirm_within": confirm_within}, body)
+
+
+def replies(reply: Reply) -> list[Reply]:
+    """The replies of a step's own calls, from the reply to `apply` or an applied `supervise`."""
+    found, start = [], 0
+    for result, length in reply.result["replies"]:
+        found.append(Reply(result, reply.body[start : start + length]))
+        start += length
+    return found
+
+
+def _step(
+    run: str, seq: int, task: Any, calls: Sequence[Call], undo: Sequence[Call] | None, settle: Sequence[Call]
+) -> tuple[dict[str, Any], bytes]:
+    args = {
+        "run": run,
+        "seq": seq,
+        "task": task,
+        "calls": [[call.name, call.args, len(call.body)] for call in calls],
+        "undo": None if undo is None else _bare(undo),
+        "settle": _bare(settle),
+    }
+    return args, b"".join(call.body for call in calls)
+
+
+def _bare(calls: Sequence[Call]) -> list[list[Any]]:
+    if any(call.body for call in calls):
+        raise ValueError("undo and settle calls cannot have bodies: keep bytes among the step's blobs")
+    return [[call.name, call.args] for call in calls]

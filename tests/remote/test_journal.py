@@ -1,0 +1,152 @@
+"""What a run leaves on the host, and taking it back from any point."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opsctl.agent.protocol import Call
+from opsctl.errors import Locked, RemoteError
+from opsctl.remote import journal
+from opsctl.remote.host import RemoteHost
+from tests.conftest import MakeHost
+from tests.remote.steps import RUN, begin, tree, writing
+from tests.sshd import Sshd, eventually
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def state_of(host: RemoteHost, run: str = RUN) -> str:
+    runs = {one["run"]: one for one in host.call(Call("journal.list")).result["runs"]}
+    return str(runs[run]["state"])
+
+
+def test_a_run_cut_off_is_found_and_taken_back_by_the_next(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    box.mkdir()
+    (box / "a").write_bytes(b"before")
+    host = make_host()
+    host.batch([begin()])
+    host.call(writing(box / "a", b"after", 1))
+    host.call(writing(box / "b", b"new", 2))
+    host.call(Call("journal.checkpoint", {"run": RUN, "data": {"registered": {"x": 1}}}))
+    assert tree(box) == {"a": b"after", "b": b"new"}
+    assert state_of(host) == "running"
+    sshd.drop()
+
+    following = make_host()
+    eventually(lambda: state_of(following) == "unfinished")
+    found = following.call(Call("journal.show", {"run": RUN})).result
+    assert found["meta"] == {"who": "ann", "playbook": "p.yaml"}
+    assert found["checkpoint"] == {"registered": {"x": 1}}
+    assert [(step["task"], step["state"]) for step in found["log"]] == [("write a", "done"), ("write b", "done")]
+    report = following.call(Call("journal.rollback", {"run": RUN})).result
+    assert tree(box) == {"a": b"before"}
+    assert [(step["seq"], step["status"]) for step in report["steps"]] == [(2, "undone"), (1, "undone")]
+    assert following.call(Call("journal.rollback", {"run": RUN})).result == report
+    assert state_of(following) == "running", "whoever took it back still holds it"
+    following.close()
+    assert state_of(make_host()) == "ended"
+
+
+def test_killed_at_every_write_a_run_can_still_be_taken_back(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.remote.crash", str(tmp_path / "state"), str(tmp_path / "box")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == []
+    assert found["places"] > 30
+
+
+def test_a_call_that_fails_ends_the_step_and_tells_what_went_before(host: RemoteHost, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    step = journal.apply(
+        RUN,
+        1,
+        "two writes",
+        [
+            Call("files.write", {"path": str(path), "keep": "a"}, b"one"),
+            Call("files.write", {"path": str(tmp_path / "none" / "b"), "keep": "b"}, b"two"),
+        ],
+        [
+            Call("files.restore", {"path": str(tmp_path / "none" / "b"), "keep": "b"}),
+            Call("files.restore", {"path": str(path), "keep": "a"}),
+        ],
+    )
+    host.call(begin())
+    with pytest.raises(RemoteError) as caught:
+        host.call(step)
+    assert caught.value.kind == "not-found"
+    assert caught.value.fields["call"] == "files.write"
+    assert len(caught.value.fields["replies"]) == 1
+    assert path.read_bytes() == b"one"
+    report = host.call(Call("journal.rollback", {"run": RUN})).result
+    assert report["outcome"] == "rolled-back"
+    assert tree(tmp_path / "none") == {}
+    assert not path.exists()
+
+
+def test_what_cannot_be_taken_back_is_told_and_the_rest_is(host: RemoteHost, tmp_path: Path) -> None:
+    path, foreign = tmp_path / "a", tmp_path / "f"
+    host.call(begin())
+    host.call(writing(path, b"one", 1))
+    host.call(journal.apply(RUN, 2, "irreversible", [Call("files.free", {"path": str(tmp_path)})], None))
+    host.call(writing(foreign, b"ours", 3))
+    foreign.write_bytes(b"theirs")
+    report = host.call(Call("journal.rollback", {"run": RUN})).result
+    assert report["outcome"] == "rolled-back-partly"
+    assert [(s["seq"], s["status"]) for s in report["steps"]] == [(3, "failed"), (2, "kept"), (1, "undone")]
+    assert report["steps"][0]["error"]["kind"] == "conflict"
+    assert not path.exists()
+    assert foreign.read_bytes() == b"theirs"
+
+
+def test_settle_calls_run_once_each_after_everything_is_undone(host: RemoteHost, tmp_path: Path) -> None:
+    path, log = tmp_path / "served", tmp_path / "log"
+    path.write_bytes(b"old")
+    note = Call("proc.run", {"argv": f"cat {path} >> {log}; echo >> {log}"})
+    other = Call("proc.run", {"argv": f"echo other >> {log}"})
+    host.call(begin())
+    for seq, settle in ((1, [note]), (2, [other, note])):
+        step = Call("files.write", {"path": str(path), "keep": "k"}, b"new %d" % seq)
+        undo = Call("files.restore", {"path": str(path), "keep": "k"})
+        host.call(journal.apply(RUN, seq, "switch", [step], [undo], settle))
+    for _ in range(2):
+        host.call(Call("journal.rollback", {"run": RUN}))
+    assert log.read_text().split() == ["other", "old"]
+
+
+def test_a_run_is_worked_on_by_one_at_a_time(make_host: MakeHost, tmp_path: Path) -> None:
+    first, second = make_host(), make_host()
+    first.call(begin())
+    first.call(writing(tmp_path / "a", b"x"))
+    with pytest.raises(Locked) as caught:
+        second.call(Call("journal.rollback", {"run": RUN}))
+    assert caught.value.holder["who"] == "ann"
+    assert (tmp_path / "a").exists()
+
+
+def test_state_directory_that_cannot_be_written_is_named(make_host: MakeHost, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(RemoteError) as caught:
+        make_host(state_dir=str(blocked / "state")).call(begin())
+    assert str(blocked) in caught.value.message
+    assert "state_dir" in str(caught.value.hint)
+
+
+def test_old_runs_are_removed_when_one_ends(host: RemoteHost, tmp_path: Path) -> None:
+    for run in ("one", "two", "three"):
+        host.call(begin(run))
+        host.call(Call("journal.finish", {"run": run, "outcome": "done", "keep": 2}))
+    assert [one["run"] for one in host.call(Call("journal.list")).result["runs"]] == ["three", "two"]
