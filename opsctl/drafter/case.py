@@ -1,0 +1,155 @@
+"""One question: this drafter, for this target, served this way. Everything a check may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from opsctl.drafter import loader, vocab_map
+from opsctl.drafter import versions as v
+from opsctl.drafter.folder import Folder, Sample, Tensor
+from opsctl.drafter.settings import LLAMA, MLA, Settings
+from opsctl.drafter.versions import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How the server is started.
+
+    Args:
+        tp: tensor-parallel size.
+        context_length: None for the target's own.
+        algorithm: `--speculative-algorithm`.
+        overwrite_longer: SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set.
+        draft_quantization: `--speculative-draft-model-quantization`.
+        draft_path: whether `--speculative-draft-model-path` is given.
+        steps, topk, draft_tokens: `--speculative-num-steps` and its two companions; None when unknown.
+    """
+
+    tp: int = 8
+    context_length: int | None = None
+    algorithm: str = "EAGLE3"
+    overwrite_longer: bool = False
+    draft_quantization: str | None = None
+    draft_path: bool = True
+    steps: int | None = None
+    topk: int | None = None
+    draft_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is judged. `target` is None when nothing is known of it: checks that need it are left out."""
+
+    folder: Folder
+    target: Settings | None
+    serving: Serving
+    _loads: dict[Version, loader.Loaded] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def draft(self) -> Settings | None:
+        return self.folder.settings
+
+    @cached_property
+    def text(self) -> Settings | None:
+        """The target's text model."""
+        return self.target.target_text if self.target else None
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is loaded, by name; of several with one name the last, as in the server."""
+        return {t.name: t for container in self.folder.loaded() for t in container.tensors}
+
+    @cached_property
+    def samples(self) -> dict[str, Sample]:
+        return {name: s for container in self.folder.loaded() for name, s in container.samples.items()}
+
+    def class_known(self, version: Version) -> bool:
+        """Whether this version has the drafter class the config names."""
+        if self.draft is None:
+            return False
+        name = self.draft.architecture
+        return name == LLAMA or (name == MLA and version in v.MLA_CLASS)
+
+    def builds(self, version: Version) -> bool:
+        """Whether the drafter class comes to load weights, so that shapes and names matter."""
+        return self.class_known(version) or (self.draft is not None and not self.draft.mla and self.foreign)
+
+    @property
+    def foreign(self) -> bool:
+        """Another producer's container: judged as it would be after conversion."""
+        return self.folder.speculators or self.folder.pickled
+
+    def load(self, version: Version) -> loader.Loaded:
+        """The load on this version. Foreign names are taken as converted."""
+        if version not in self._loads:
+            assert self.draft is not None
+            tensors = self.tensors.values()
+            if self.folder.speculators:
+                tensors = [t._replace(name=converted_name(t.name)) for t in tensors]  # type: ignore[assignment]
+            self._loads[version] = loader.load(tensors, self.draft, version)
+        return self._loads[version]
+
+    @property
+    def vocab(self) -> int:
+        """Size of the target vocabulary: the target's, else what the drafter says."""
+        if self.text is not None and self.text.vocab:
+            return self.text.vocab
+        return self.draft.vocab if self.draft else 0
+
+    def table(self, tensor: Tensor | None) -> bytes | None:
+        """The bytes of a mapping table, None when they were not gathered."""
+        return None if tensor is None else self.folder.tables.get((tensor.file, tensor.name))
+
+    @cached_property
+    def d2t(self) -> Tensor | None:
+        return next((t for t in reversed(self.tensors.values()) if "d2t" in t.name), None)
+
+    @cached_property
+    def t2d(self) -> Tensor | None:
+        return next((t for t in reversed(self.tensors.values()) if "t2d" in t.name and "d2t" not in t.name), None)
+
+    @cached_property
+    def mapping(self) -> vocab_map.Decision | None:
+        """What `d2t` is; None without one, or when it holds no integers in one dimension."""
+        data = self.table(self.d2t)
+        if self.d2t is None or data is None or len(self.d2t.shape) != 1 or not self.vocab:
+            return None
+        values = vocab_map.decode(data, self.d2t.dtype)
+        if values is None:
+            return None
+        return vocab_map.decide(values, self.vocab, self.mask)
+
+    @cached_property
+    def mask(self) -> bytes | None:
+        """The bytes of `t2d`, when it is a mask."""
+        if self.t2d is None or self.t2d.dtype not in ("BOOL", "U8", "I8") or len(self.t2d.shape) != 1:
+            return None
+        return self.table(self.t2d)
+
+    def captured(self, version: Version) -> tuple[int, ...]:
+        """Layers whose input the target records, in order of the request; () when the target is unknown."""
+        text = self.text
+        if text is None or self.draft is None:
+            return ()
+        ids, n = self.draft.aux_ids, text.layers
+        if ids is None:
+            return (2, n // 2, n - 3)
+        if version in v.IDS_AS_WRITTEN and deepseek_like(text) and ids[:1] != (1,):
+            return ids
+        return tuple(i + 1 for i in ids)
+
+
+def deepseek_like(text: Settings) -> bool:
+    """Whether the target's text model is served by deepseek_v2.py."""
+    return text.architecture.startswith("Deepseek") or text.text("model_type") in (
+        "kimi_k2",
+        "deepseek_v3",
+        "deepseek_v2",
+    )
+
+
+@lru_cache(maxsize=4096)
+def converted_name(name: str) -> str:
+    """A speculators name as SGLang wants it."""
+    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name

@@ -1,0 +1,159 @@
+"""Checks of config.json by itself: class, keys, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opsctl.drafter import versions as v
+from opsctl.drafter.case import Case
+from opsctl.drafter.settings import LLAMA, MLA
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+
+_NEEDED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_NEEDED_MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def algorithm(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 1: EAGLE3, not EAGLE."""
+    given = case.serving.algorithm
+    if given != "EAGLE3":
+        yield Finding(
+            "algorithm",
+            Verdict.SILENT_GARBAGE,
+            "--speculative-algorithm",
+            f"{given}: no hidden states are captured and fc is skipped, accept len exactly 1.00",
+            "--speculative-algorithm EAGLE3",
+        )
+
+
+def architecture(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 2: a class this version has."""
+    draft = case.draft
+    if draft is None or case.class_known(version):
+        return
+    name = draft.architecture
+    if name == MLA:
+        detail = f"{MLA} (MLA attention) is not in SGLang before {v.MLA_CLASS.since}: model not found"
+        remedy = f"SGLang {v.MLA_CLASS.since} or later"
+    elif not name:
+        detail, remedy = "no architectures: the model class cannot be chosen", f'"architectures": ["{LLAMA}"]'
+    elif case.folder.pickled and name == "LlamaForCausalLM":
+        yield Finding(
+            "container-format",
+            Verdict.NEEDS_CONVERSION,
+            case.folder.containers[0].file,
+            "the layout SafeAILab's EAGLE trains: a pickle, and a config for the plain class LlamaForCausalLM",
+            f"opsctl drafter convert {case.folder.path} NEW --to sglang",
+        )
+        return
+    else:
+        crash = (
+            "the generic class is built and dies on hot_token_id" if name == "LlamaForCausalLM" else "model not found"
+        )
+        detail, remedy = f"{name[:80]}: {crash}", f'"architectures": ["{LLAMA}"]'
+    yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
+
+
+def keys(case: Case, version: Version) -> Iterator[Finding]:
+    """Rows 5, 6 and 7: keys the class cannot do without."""
+    draft = case.draft
+    if draft is None:
+        return
+    needed = _NEEDED + (_NEEDED_MLA if draft.mla else ())
+    bad = [key for key in needed if (draft.integer(key) or 0) <= 0]
+    if bad:
+        detail = f"no positive integer: {', '.join(f'{key}={draft.raw.get(key)!r:.40}' for key in bad)}"
+        yield Finding(
+            "config-keys", Verdict.LOAD_ERROR, bad[0], detail, "copy them from the config the drafter was trained with"
+        )
+    if not case.builds(version):
+        return
+    if not draft.mla and "draft_vocab_size" not in draft.raw:
+        yield Finding(
+            "draft-vocab-size",
+            Verdict.LOAD_ERROR,
+            "draft_vocab_size",
+            "the key is absent: AttributeError when the class is built",
+            f'"draft_vocab_size": {_head_rows(case)} (the rows of lm_head), or null to borrow the head of the target',
+        )
+    if draft.layers != 1 and (draft.mla or version not in v.MULTI_LAYER):
+        limit = "this class has one layer" if draft.mla else f"several layers need SGLang {v.MULTI_LAYER.since}"
+        detail = f"{draft.layers}: ValueError 'EAGLE3 currently only supports 1 layer'; {limit}"
+        yield Finding("num-hidden-layers", Verdict.LOAD_ERROR, "num_hidden_layers", detail)
+    if not draft.mla and "target_hidden_size" in draft.raw and draft.raw["target_hidden_size"] is None:
+        detail = "null: the width of fc is computed from it, TypeError"
+        yield Finding(
+            "target-hidden-size", Verdict.LOAD_ERROR, "target_hidden_size", detail, "remove the key, or give the number"
+        )
+
+
+def _head_rows(case: Case) -> str:
+    rows = [t.shape[0] for name, t in case.tensors.items() if name.endswith("lm_head.weight") and t.shape]
+    return str(rows[0]) if rows else "N"
+
+
+def tied(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 10: the head must be the drafter's own."""
+    draft = case.draft
+    if draft is None or not draft.tied:
+        return
+    own = next((t for name, t in case.tensors.items() if name.endswith("lm_head.weight")), None)
+    target_tied = case.target is not None and (case.target.tied or case.target.target_text.tied)
+    if own is None and target_tied:
+        return
+    had = (
+        f"the checkpoint's head [{own.shape[0] if own.shape else 0} rows] is skipped" if own else "there is no own head"
+    )
+    yield Finding(
+        "tied-embeddings",
+        Verdict.SILENT_GARBAGE,
+        "tie_word_embeddings",
+        f"true: the head becomes the embedding ({draft.vocab} rows), {had}; drafted ids index past the mapping",
+        '"tie_word_embeddings": false',
+    )
+
+
+def aux_switch(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 20: hidden states must be used."""
+    if case.draft is not None and case.draft.eagle.get("use_aux_hidden_state", True) in (False, 0):
+        yield Finding(
+            "use-aux-hidden-state",
+            Verdict.SILENT_GARBAGE,
+            "eagle_config.use_aux_hidden_state",
+            "false: the target captures nothing and fc is skipped, accept len about 1.00",
+            '"use_aux_hidden_state": true in eagle_config',
+        )
+
+
+def features(case: Case, version: Version) -> Iterator[Finding]:
+    """Rows 28, 29 and 30: features a trainer can switch on and a server may not have."""
+    draft = case.draft
+    if draft is None:
+        return
+    if draft.flag("norm_before_residual"):
+        yield Finding(
+            "norm-before-residual",
+            Verdict.LOAD_ERROR if case.folder.speculators else Verdict.SILENT_GARBAGE,
+            "norm_before_residual",
+            "true: the residual was trained on normalised states; no SGLang version implements"
+            " it, so it cannot be converted",
+            "train with norm_before_residual false, or serve with vLLM",
+        )
+    if case.folder.speculators and draft.text("model_type") not in ("", "llama"):
+        kind = draft.text("model_type")
+        yield Finding(
+            "layer-type",
+            Verdict.LOAD_ERROR,
+            "transformer_layer_config.model_type",
+            f"{kind[:40]}: SGLang's drafter layer is llama's, so it cannot be converted",
+            "train with a llama layer, or serve with vLLM",
+        )
+    if (
+        draft.flag("norm_output")
+        and version not in (v.FC_NORM_MLA if draft.mla else v.FC_NORM)
+        and case.builds(version)
+    ):
+        since = (v.FC_NORM_MLA if draft.mla else v.FC_NORM).since
+        detail = f"true, but SGLang before {since} feeds the un-normed state to the next draft step"
+        yield Finding("norm-output", Verdict.DEGRADED, "norm_output", detail, f"SGLang {since} or later")

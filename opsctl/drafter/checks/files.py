@@ -1,0 +1,146 @@
+"""Checks of the folder itself: what is readable, what the server would load from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from opsctl.drafter import versions as v
+from opsctl.drafter.case import Case
+from opsctl.drafter.folder import Folder, Problem
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+
+# Of a config that cannot be used, these are the file's fault and not its text's: nothing of it was read.
+_NOT_READ = frozenset({"symlink", "not-a-file", "changed", "size", "unreadable"})
+
+_REMEDY = {
+    "lfs-pointer": "fetch the weights: git lfs pull, or download the file again",
+    "html": "download the file again; the address answered with a page (login, error) instead of the file",
+    "truncated": "copy the file again; the transfer was cut",
+    "trailing": "copy the file again and compare its size and digest with the source",
+    "size": "copy the file again and compare its size and digest with the source",
+    "symlink": "copy the real file in its place (cp -L), or allow links with --follow-links",
+    "pickle-import": "do not load this file anywhere; get safetensors from the producer",
+}
+
+
+def refused(folder: Folder) -> list[Finding]:
+    """Why the folder is not judged at all: something in it is damaged or hostile."""
+    found = [
+        _refusal("container", container.file, container.problem)
+        for container in folder.loaded()
+        if container.problem is not None
+    ]
+    if folder.index_problem is not None:
+        found.append(_refusal("index", "model.safetensors.index.json", folder.index_problem))
+    if folder.config_problem is not None and folder.config_problem.code in _NOT_READ:
+        found.append(_refusal("config-readable", "config.json", folder.config_problem))
+    return found
+
+
+def _refusal(check: str, subject: str, problem: Problem) -> Finding:
+    remedy = _REMEDY.get(problem.code, "do not serve this file; get it again from its source")
+    return Finding(check, Verdict.LOAD_ERROR, subject, problem.text, remedy)
+
+
+def weights(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 35: the weight files a server would take."""
+    folder = case.folder
+    if not folder.containers:
+        detail = "no *.safetensors and no *.bin file in the folder"
+        yield Finding("weights", Verdict.LOAD_ERROR, "weights", detail, "copy the weight files into the folder")
+        return
+    if folder.pickled and case.draft is not None and case.draft.architecture.endswith("Eagle3"):
+        yield Finding(
+            "weights",
+            Verdict.NOTE,
+            folder.containers[0].file,
+            "a pickle: loading it runs code; shapes were read from its opcodes, nothing was executed",
+            f"opsctl drafter convert {folder.path} NEW --to sglang",
+        )
+    yield from _leftovers(case)
+    for file in folder.files:
+        if file.name.startswith("training_state"):
+            detail = f"{file.size} bytes of trainer state: SGLang ignores it, and it is a pickle"
+            yield Finding("leftovers", Verdict.NOTE, file.name, detail, "do not stage it")
+        if file.link is not None and file.outside:
+            yield Finding("symlink", Verdict.NOTE, file.name, f"a symbolic link out of the folder: -> {file.link}")
+
+
+def _leftovers(case: Case) -> Iterator[Finding]:
+    folder = case.folder
+    loaded = folder.loaded()
+    if folder.weight_map is not None:
+        ignored = [c.file for c in folder.containers if c not in loaded]
+        if ignored:
+            detail = f"not named in the index: {', '.join(ignored)}; ignored by the server"
+            yield Finding("leftovers", Verdict.NOTE, ignored[0], detail, "remove it, or correct the index")
+    counts = Counter(t.name for container in loaded for t in container.tensors)
+    twice = [name for name, count in counts.items() if count > 1]
+    if not twice:
+        return
+    last = max(c.file for c in loaded)
+    complete = set(counts) == {t.name for c in loaded if c.file == last for t in c.tensors}
+    detail = (
+        f"{len(twice)} tensors are in more than one of {', '.join(c.file for c in loaded)}: all are"
+        " loaded, the last wins"
+    )
+    yield Finding(
+        "leftovers",
+        # The last file replaces all: one drafter is served, but its name decided which. Else two are mixed.
+        Verdict.DEGRADED if complete else Verdict.SILENT_GARBAGE,
+        last if complete else twice[0],
+        detail if complete else f"{detail}, so two checkpoints are mixed",
+        "keep one checkpoint in the folder",
+    )
+
+
+def shards(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 36: shards the index names."""
+    missing = case.folder.missing_shards()
+    if missing:
+        raises = version in v.MISSING_SHARD_RAISES
+        seen = "the server refuses to load" if raises else "the server loads what is left without a word"
+        yield Finding(
+            "missing-shard",
+            Verdict.LOAD_ERROR if raises else Verdict.SILENT_GARBAGE,
+            missing[0],
+            f"the index names {len(missing)} file(s) that are not there ({', '.join(missing[:4])}); {seen}",
+            "copy the missing shard; the transfer was not complete",
+        )
+    have = {(t.file, t.name) for container in case.folder.containers for t in container.tensors}
+    wrong = [
+        name
+        for name, file in (case.folder.weight_map or {}).items()
+        if file not in missing and (file, name) not in have
+    ]
+    if wrong:
+        detail = f"the index places {len(wrong)} tensor(s) in files that do not hold them: {', '.join(wrong[:3])}"
+        yield Finding("index", Verdict.NOTE, wrong[0], detail, "write the index again")
+
+
+def readable(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 3: can transformers make a config of config.json?"""
+    folder = case.folder
+    if folder.raw_config is None:
+        why = folder.config_problem.text if folder.config_problem else "missing"
+        yield Finding(
+            "config-readable", Verdict.LOAD_ERROR, "config.json", why, "correct config.json; it must be one JSON object"
+        )
+        return
+    for key in folder.duplicate_keys:
+        detail = f"the key {key[:80]!r} appears twice; readers take the last"
+        yield Finding("config-readable", Verdict.NOTE, "config.json", detail, "remove one of the two")
+    if folder.speculators:
+        version_text = folder.raw_config.get("speculators_version")
+        detail = (
+            f"a speculators layout ({str(version_text)[:20]}): settings are nested in"
+            " transformer_layer_config and there is"
+            " no model_type at the top, so AutoConfig raises ValueError"
+        )
+        remedy = f"opsctl drafter convert {folder.path} NEW --to sglang"
+        yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
+    elif not isinstance(folder.raw_config.get("model_type"), str):
+        detail = "no model_type: AutoConfig raises ValueError"
+        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, 'add "model_type": "llama"')

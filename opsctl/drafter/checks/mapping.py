@@ -1,0 +1,136 @@
+"""Checks of the draft vocabulary: d2t, t2d, and the head they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opsctl.drafter.case import Case
+from opsctl.drafter.settings import Settings
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+from opsctl.drafter.vocab_map import Decision, Kind
+
+_EFFECT = {
+    Kind.ABSOLUTE: "absolute target ids, but SGLang adds arange to them",
+    Kind.ROW_ORDER: "rows of lm_head were trained in rising id order: each row out of place drafts the wrong token",
+    Kind.OTHER_RUN: "the table belongs to another run than t2d and the head",
+    Kind.NEVER_FILLED: "the mapping was never filled: draft ids are taken for target ids",
+    Kind.ARANGE: "the mapping was never filled",
+    Kind.INVALID: "the table is neither offsets nor ids",
+}
+
+
+def mapping(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 11: what d2t is, and whether it fits the head."""
+    draft, d2t = case.draft, case.d2t
+    if draft is None:
+        return
+    size = _head_rows(draft)
+    if d2t is None:
+        if size and case.vocab and size < case.vocab:
+            yield Finding(
+                "d2t-missing",
+                Verdict.SILENT_GARBAGE,
+                "d2t",
+                f"no d2t although only {size} of {case.vocab} ids are drafted: draft ids are taken for target ids",
+                "add d2t from training (it may be in a side file); without it the head cannot be used",
+            )
+        return
+    if case.mapping is None:
+        yield from _not_a_table(case)
+        return
+    yield from _judged(case, case.mapping, size)
+
+
+def _head_rows(draft: Settings) -> int:
+    # A tied head is a fault of its own: the mapping is judged against the head that was trained.
+    return draft.integer("draft_vocab_size") or draft.draft_vocab if draft.tied else draft.draft_vocab
+
+
+def _not_a_table(case: Case) -> Iterator[Finding]:
+    d2t = case.d2t
+    assert d2t is not None
+    if d2t.dtype.startswith(("F", "BF")):
+        yield Finding(
+            "d2t-dtype",
+            Verdict.RUNTIME_ERROR,
+            d2t.name,
+            f"dtype {d2t.dtype}: hot_token_id becomes a float and cannot be an index, IndexError"
+            " at the first draft step",
+            "store d2t as I64 (a blanket .to(dtype) must skip it)",
+        )
+    elif len(d2t.shape) != 1:
+        detail = f"shape {list(d2t.shape)}: adding arange to it broadcasts, the indices have the wrong shape"
+        yield Finding("d2t-shape", Verdict.RUNTIME_ERROR, d2t.name, detail, "store d2t in one dimension")
+    elif case.table(d2t) is None:
+        yield Finding("d2t-shape", Verdict.CUDA_ERROR, d2t.name, f"shape {list(d2t.shape)}: too large for a mapping")
+
+
+def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
+    d2t = case.d2t
+    assert d2t is not None
+    entries = len(found.served)
+    certain = "certain" if found.certain else "near-certain"
+    if found.kind is Kind.AMBIGUOUS:
+        remedy = "compare with a checkpoint that has t2d: opsctl drafter compare"
+        yield Finding("d2t-kind", Verdict.NOTE, d2t.name, f"offsets or ids, not decidable: {found.proof}", remedy)
+    elif not found.sound:
+        remedy = "get d2t of the run that trained this head"
+        if found.kind is Kind.ABSOLUTE:
+            remedy = f"opsctl drafter convert {case.folder.path} NEW --to sglang  (turns the ids into offsets)"
+        yield Finding(
+            "d2t-kind",
+            _share(found.wrong, entries),
+            d2t.name,
+            f"{found.kind.value} ({certain}): {found.proof}; {_EFFECT[found.kind]}",
+            remedy,
+        )
+    # Of an absolute table the range is a consequence; it only matters where it kills the process.
+    if found.outside and (found.kind is not Kind.ABSOLUTE or case.serving.tp == 1):
+        yield _outside(case, found, entries)
+    if size and entries < size:
+        yield Finding(
+            "d2t-length",
+            Verdict.CUDA_ERROR,
+            d2t.name,
+            f"{entries} entries for {size} head rows: draft id {entries} and above index past the table",
+            "get d2t of the run that trained this head",
+        )
+    elif size and entries > size:
+        detail = f"{entries} entries for {size} head rows: the table belongs to another head"
+        yield Finding("d2t-length", Verdict.DEGRADED, d2t.name, detail, "get d2t of the run that trained this head")
+
+
+def _outside(case: Case, found: Decision, entries: int) -> Finding:
+    """Row 12: ids no embedding row has."""
+    if case.serving.tp == 1:
+        verdict, effect = Verdict.CUDA_ERROR, "at tp 1 looking one up is a device-side assert"
+    else:
+        verdict, effect = _share(found.outside, entries), "at tp > 1 each is masked to a zero embedding, silently"
+    assert case.d2t is not None
+    detail = f"{found.outside} of {entries} target ids lie outside 0..{case.vocab - 1}: {effect}"
+    return Finding("d2t-range", verdict, case.d2t.name, detail, "get d2t of the run that trained this head")
+
+
+def _share(wrong: int, of: int) -> Verdict:
+    # A head with most rows wrong proposes almost nothing that is accepted; with few wrong it loses those tokens.
+    return Verdict.SILENT_GARBAGE if 2 * wrong >= of else Verdict.DEGRADED
+
+
+def witness(case: Case, version: Version) -> Iterator[Finding]:
+    """t2d against d2t and the head. SGLang ignores t2d, so this alone changes nothing."""
+    draft, t2d = case.draft, case.t2d
+    if draft is None or t2d is None:
+        return
+    mask = case.mask
+    if mask is None:
+        detail = f"{t2d.dtype} {list(t2d.shape)}: no mask over the target vocabulary; SGLang ignores it"
+        yield Finding("t2d-sum", Verdict.NOTE, t2d.name, detail)
+        return
+    if draft.vocab and len(mask) != draft.vocab:
+        detail = f"{len(mask)} entries for a vocabulary of {draft.vocab}"
+        yield Finding("t2d-length", Verdict.NOTE, t2d.name, detail, "the mapping was made for another tokenizer")
+    total, rows = len(mask) - mask.count(0), _head_rows(draft)
+    if rows and total != rows:
+        detail = f"t2d keeps {total} ids, the head has {rows} rows; SGLang ignores t2d, but it should agree"
+        yield Finding("t2d-sum", Verdict.NOTE, t2d.name, detail)

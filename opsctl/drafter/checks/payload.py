@@ -1,0 +1,72 @@
+"""Checks of tensor contents: NaN, infinities, zeros."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from opsctl.drafter.case import Case
+from opsctl.drafter.folder import Sample
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+
+
+def payload(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 41, from samples or, when asked for, from every byte."""
+    if case.draft is None or not case.builds(version):
+        return
+    groups: dict[tuple[str, Verdict], list[tuple[str, Sample]]] = defaultdict(list)
+    for filled in case.load(version).filled:
+        name = filled.tensor.name
+        sample = case.samples.get(name) or case.samples.get(_original(case, name))
+        if sample is None or not sample.blocks:
+            continue
+        used = filled.slot.required
+        if sample.nonfinite_blocks:
+            groups["nan", Verdict.SILENT_GARBAGE if used else Verdict.NOTE].append((name, sample))
+        if sample.zero_blocks == sample.blocks:
+            groups["zero", Verdict.SILENT_GARBAGE if used else Verdict.NOTE].append((name, sample))
+        elif sample.zero_blocks and name.endswith("proj.weight"):
+            groups["hole", Verdict.DEGRADED].append((name, sample))
+    for (kind, verdict), found in groups.items():
+        yield _finding(case, kind, verdict, found)
+
+
+def _original(case: Case, name: str) -> str:
+    return f"layers.0.{name.removeprefix('midlayer.')}" if case.folder.speculators else name
+
+
+_WORDS = {
+    "nan": ("payload-nan", "NaN or infinities", "never loaded or broken in training"),
+    "zero": ("payload-zero", "only zeros", "a sparse or failed copy"),
+    "hole": ("payload-zero", "stretches of zeros only", "a copy that was cut"),
+}
+
+
+def _finding(case: Case, kind: str, verdict: Verdict, found: list[tuple[str, Sample]]) -> Finding:
+    check, what, cause = _WORDS[kind]
+    name = found[0][0]
+    read = sum(s.size for _, s in found)
+    how = (
+        f"all {read} bytes read"
+        if case.folder.full or _whole(case, found)
+        else f"by {read} sampled bytes; --full reads all"
+    )
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    listed = ", ".join(n for n, _ in found[1:4])
+    detail = f"{name}{more}: {what} ({how}), {cause}"
+    if listed:
+        detail += f"; also {listed}" + (", ..." if len(found) > 4 else "")
+    shared = verdict is Verdict.NOTE
+    return Finding(
+        check,
+        verdict,
+        name,
+        f"{detail}; the server replaces it by the target's" if shared else detail,
+        "" if shared else "copy the weights again and compare digests; if the source is the same, it was never trained",
+    )
+
+
+def _whole(case: Case, found: list[tuple[str, Sample]]) -> bool:
+    tensors = case.tensors
+    return all(name in tensors and sample.size == tensors[name].end - tensors[name].start for name, sample in found)

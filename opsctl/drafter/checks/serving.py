@@ -1,0 +1,208 @@
+"""Checks of the drafter against how the server is started: division, context, dtype, quantisation, rope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opsctl.drafter import versions as v
+from opsctl.drafter.case import Case
+from opsctl.drafter.settings import rope_base
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+_TORCH = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+_VOCAB_PAD = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE
+
+
+def context(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 4: the drafter's context length against the server's."""
+    draft, serving = case.draft, case.serving
+    wanted = serving.context_length or (case.text.context_length if case.text else None)
+    if draft is None or wanted is None or draft.context_length >= wanted:
+        return
+    detail = f"{draft.context_length}, the server's context length is {wanted}"
+    if serving.overwrite_longer:
+        detail += (
+            "; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN overwrites it: acceptance falls beyond the trained length"
+        )
+        yield Finding("context-length", Verdict.DEGRADED, "max_position_embeddings", detail)
+        return
+    yield Finding(
+        "context-length",
+        Verdict.LOAD_ERROR,
+        "max_position_embeddings",
+        f"{detail}: ValueError after the target was loaded",
+        f"--context-length {draft.context_length}, or SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+    )
+
+
+def divisible(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 23: what tensor parallelism splits."""
+    draft, tp = case.draft, case.serving.tp
+    if draft is None or tp == 1 or not case.builds(version):
+        return
+    heads, kv = draft.heads, draft.kv_heads
+    if heads and heads % tp:
+        yield _indivisible("num_attention_heads", heads, tp)
+    if not draft.mla and kv and kv % tp and tp % kv:
+        yield _indivisible("num_key_value_heads", kv, tp)
+    if draft.intermediate % tp:
+        yield _indivisible("intermediate_size", draft.intermediate, tp)
+    for key, size in (("vocab_size", draft.vocab), ("draft_vocab_size", draft.draft_vocab)):
+        padded = -(-size // _VOCAB_PAD) * _VOCAB_PAD
+        if padded % tp:
+            yield _indivisible(key, padded, tp, " (padded to a multiple of 64)")
+
+
+def _indivisible(key: str, size: int, tp: int, how: str = "") -> Finding:
+    fits = [n for n in (2, 4, 8, 16, 32) if size % n == 0 and n < tp] or [1]
+    detail = f"{size}{how} cannot be split over tensor parallel {tp}: assertion when the class is built"
+    return Finding("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits[-1]} divides it")
+
+
+def dtype(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 31: nothing is cast between target and drafter."""
+    draft, text = case.draft, case.text
+    if draft is None:
+        return
+    named = draft.dtype_named
+    if text is not None and draft.dtype != text.dtype and case.builds(version):
+        said = named or "no dtype or torch_dtype (reads as float32)"
+        yield Finding(
+            "dtype",
+            Verdict.RUNTIME_ERROR,
+            "torch_dtype",
+            f"{said}: the drafter runs in {draft.dtype}, the target in {text.dtype}; mat1 and"
+            " mat2 must have the same dtype",
+            f'"torch_dtype": "{text.dtype}" (weights are cast when loaded)',
+        )
+    if draft.section("quantization_config"):
+        return
+    kinds = {t.dtype for name, t in case.tensors.items() if name.endswith(".weight")}
+    odd = sorted(kinds - _FLOATS)
+    if odd:
+        first = next(name for name, t in case.tensors.items() if t.dtype == odd[0] and name.endswith(".weight"))
+        detail = (
+            f"weights in {', '.join(odd)} without a quantization_config: they are cast to numbers without their scales"
+        )
+        yield Finding(
+            "quantization", Verdict.SILENT_GARBAGE, first, detail, "add the quantization_config of the producer"
+        )
+    cast = sorted(k for k in kinds & _FLOATS if _TORCH[k] != draft.dtype)
+    if cast:
+        detail = f"weights are stored in {', '.join(cast)} and cast to {draft.dtype} when loaded"
+        yield Finding("dtype", Verdict.NOTE, "weights", detail)
+
+
+def quantization(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 32: what the config says about quantisation, and what the tensors are."""
+    draft = case.draft
+    if draft is None:
+        return
+    targets = [config for config in (case.target, case.text) if config is not None]
+    if case.serving.draft_quantization is None and any(t.section("quantization_config") for t in targets):
+        detail = "the target is quantised; started with --quantization, the drafter would inherit it"
+        remedy = "--speculative-draft-model-quantization unquant"
+        yield Finding("quantization", Verdict.NOTE, "--quantization", detail, remedy)
+    config = draft.section("quantization_config")
+    if not config or not case.builds(version) or case.serving.draft_quantization == "unquant":
+        return
+    method = str(config.get("quant_method", ""))[:40]
+    plain = [t for name, t in case.tensors.items() if name.endswith("proj.weight")]
+    scales = [name for name in case.tensors if "scale" in name or "qweight" in name or "packed" in name]
+    if scales or not plain or any(t.dtype not in _FLOATS for t in plain):
+        yield Finding(
+            "quantization", Verdict.NOTE, "quantization_config", f"{method}: a quantised drafter, values not judged"
+        )
+        return
+    block = config.get("weight_block_size")
+    uneven = _uneven(case, block) if method == "fp8" and isinstance(block, list) else ""
+    tensors = f"{method}, but all {len(plain)} projections are {plain[0].dtype} and there is no scale"
+    remedy = "remove quantization_config from config.json"
+    if uneven:
+        detail = f"{tensors}; {uneven}: ValueError"
+        yield Finding("quantization", Verdict.LOAD_ERROR, "quantization_config", detail, remedy)
+    else:
+        detail = f"{tensors}: weights are cast, scales keep their fill value"
+        yield Finding("quantization", Verdict.SILENT_GARBAGE, "quantization_config", detail, remedy)
+
+
+def _uneven(case: Case, block: list[object]) -> str:
+    """The first projection of one rank that fp8 blocks do not divide (fp8.py create_weights)."""
+    draft, tp = case.draft, case.serving.tp
+    if draft is None or len(block) != 2 or not all(isinstance(b, int) and b > 0 for b in block):
+        return ""
+    rows, columns = (int(str(b)) for b in block)
+    kv = max(1, draft.kv_heads // tp) * draft.head_dim
+    parts = [
+        ("intermediate_size / tp", draft.intermediate // tp, rows),
+        ("intermediate_size / tp", draft.intermediate // tp, columns if tp > 1 else 1),
+    ]
+    if not draft.mla:
+        parts += [
+            ("query rows / tp", draft.heads * draft.head_dim // tp, rows),
+            ("key rows / tp", kv, rows),
+        ]
+    for label, size, unit in parts:
+        if size % unit:
+            return f"{label} = {size} is no multiple of the block {unit}"
+    return ""
+
+
+def rope(case: Case, version: Version) -> Iterator[Finding]:
+    """Rows 33 and 34: rope base and scaling as this version reads them."""
+    draft = case.draft
+    if draft is None:
+        return
+    seen = draft.rope(version in v.ROPE_PARAMETERS)
+    meant = draft.rope(True)
+    base, wanted = rope_base(seen), rope_base(meant)
+    if seen.theta is None and meant.theta is not None and (base, seen.scaling) != (wanted, meant.scaling):
+        yield Finding(
+            "rope-base",
+            Verdict.DEGRADED,
+            "rope_theta",
+            f"only in rope_parameters ({wanted:g}, {meant.scaling[:20]}): SGLang before"
+            f" {v.ROPE_PARAMETERS.since} does not read"
+            f" that and uses {base:g}",
+            f'"rope_theta": {wanted:g} at the top level too',
+        )
+    elif seen != meant and seen.theta is not None:
+        detail = (
+            f"rope_theta {base:g} ({seen.scaling[:20]}) and rope_parameters {wanted:g} ({meant.scaling[:20]}) disagree"
+        )
+        yield Finding("rope-base", Verdict.NOTE, "rope_theta", f"{detail}; this version reads {base:g}")
+    text = case.text
+    if text is None:
+        return
+    theirs = text.rope(True)
+    if meant.theta is None and theirs.theta is not None and rope_base(theirs) != rope_base(meant):
+        yield Finding(
+            "rope-base",
+            Verdict.DEGRADED,
+            "rope_theta",
+            f"no base named: 10000 is used, the target has {rope_base(theirs):g}",
+            "name the base the drafter was trained with",
+        )
+    if meant.scaling == "default" and theirs.scaling != "default":
+        detail = (
+            f"the target scales rope ({theirs.scaling[:20]}), the drafter does not: right if it was"
+            " trained so, as many are"
+        )
+        yield Finding("rope-scaling", Verdict.NOTE, "rope_scaling", detail)
+
+
+def launch(case: Case, version: Version) -> Iterator[Finding]:
+    """Rows 39 and 40: arguments the server changes or lacks."""
+    serving = case.serving
+    if not serving.draft_path:
+        detail = "missing: the target is loaded twice, then AttributeError (#36528)"
+        yield Finding(
+            "draft-path", Verdict.LOAD_ERROR, "--speculative-draft-model-path", detail, "name the drafter's folder"
+        )
+    if serving.topk == 1 and None not in (serving.steps, serving.draft_tokens):
+        forced = (serving.steps or 0) + 1
+        if serving.draft_tokens != forced:
+            detail = f"{serving.draft_tokens}: with topk 1 it is forced to steps + 1 = {forced}"
+            yield Finding("draft-tokens", Verdict.NOTE, "--speculative-num-draft-tokens", detail)

@@ -1,0 +1,203 @@
+"""Checks of the drafter against the target it is served with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from opsctl.drafter import loader
+from opsctl.drafter import versions as v
+from opsctl.drafter.case import Case, deepseek_like
+from opsctl.drafter.settings import Settings
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+
+_KIMI_K25 = "KimiK25ForConditionalGeneration"
+
+
+def capture(case: Case, version: Version) -> Iterator[Finding]:
+    """Whether this version's class for the target can record hidden states at all. Not the drafter's fault."""
+    if case.target is None or case.text is None:
+        return
+    name = case.target.architecture
+    if name == _KIMI_K25 and version not in v.KIMI_K25_CAPTURE:
+        why = (
+            f"SGLang before {v.KIMI_K25_FILE.since} has no {_KIMI_K25}"
+            if version not in v.KIMI_K25_FILE
+            else f"{_KIMI_K25} has no set_eagle3_layers_to_capture: AttributeError after the target is loaded"
+        )
+        remedy = f"SGLang {v.KIMI_K25_CAPTURE.since} or later, or opsctl patch sglang"
+        yield Finding("target-capture", Verdict.LOAD_ERROR, name, why, remedy, in_outcome=False)
+    elif version not in v.AUX_IDS_IN_GRAPHS and case.draft is not None and case.draft.aux_ids is not None:
+        n = case.text.layers
+        default, asked = (2, n // 2, n - 3), case.captured(version)
+        if asked != default:
+            yield Finding(
+                "target-capture",
+                Verdict.DEGRADED,
+                "eagle_config.eagle_aux_hidden_state_layer_ids",
+                f"SGLang before {v.AUX_IDS_IN_GRAPHS.since} captures CUDA graphs with layers"
+                f" {_list(default)} whatever the config"
+                f" says; prefill uses {_list(asked)}",
+                f"SGLang {v.AUX_IDS_IN_GRAPHS.since} or later",
+                in_outcome=False,
+            )
+
+
+def vocabulary(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 13: one vocabulary."""
+    if case.draft is None or case.text is None or not case.draft.vocab or not case.text.vocab:
+        return
+    if case.draft.vocab != case.text.vocab:
+        yield Finding(
+            "vocab-size",
+            Verdict.SILENT_GARBAGE,
+            "vocab_size",
+            f"{case.draft.vocab}, but the target has {case.text.vocab}: the shared embedding is cut in other places",
+            "use a drafter trained for this target and tokenizer",
+        )
+
+
+def hidden(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 14: the width of the captured states."""
+    draft, text = case.draft, case.text
+    if draft is None or text is None or not draft.hidden or not text.hidden or not case.builds(version):
+        return
+    if draft.target_hidden != text.hidden:
+        key = "target_hidden_size" if draft.integer("target_hidden_size") else "hidden_size"
+        yield Finding(
+            "target-hidden",
+            Verdict.RUNTIME_ERROR,
+            key,
+            f"{draft.target_hidden}, but the target's hidden size is {text.hidden}: fc cannot"
+            " multiply the captured states",
+            f'"target_hidden_size": {text.hidden}, if it was trained for this target',
+        )
+
+
+def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
+    """Rows 16 to 19: which layers are captured, and whether those are meant."""
+    draft, text = case.draft, case.text
+    if draft is None or text is None or not text.integer("num_hidden_layers") or not case.builds(version):
+        return
+    n, layers, ids = text.layers, case.captured(version), draft.aux_ids
+    recorded = [layer for layer in range(n) if layer in set(layers)]
+    count = loader.aux_count(draft, version)
+    if len(recorded) != count:
+        yield _narrow(draft, layers, recorded, count, n)
+        return
+    if ids is None:
+        yield from _misplaced(draft, layers)
+        return
+    meant = _meant(ids, n)
+    key = "eagle_config.eagle_aux_hidden_state_layer_ids"
+    if meant is None:
+        if layers != (2, n // 2, n - 3):
+            detail = (
+                f"{_list(ids)}: input or output style cannot be told; this version takes the input of"
+                f" layers {_list(layers)}"
+            )
+            yield Finding("aux-convention", Verdict.NOTE, key, detail)
+    elif layers != meant:
+        yield Finding(
+            "aux-convention",
+            Verdict.DEGRADED,
+            key,
+            f"{_list(ids)} are ids in input style: this version shifts them by one and takes the"
+            f" input of layers {_list(layers)}"
+            f" instead of {_list(meant)}",
+            f'"eagle_aux_hidden_state_layer_ids": {_list([i - 1 for i in meant])} (output style, for all versions)',
+        )
+
+
+def _narrow(draft: Settings, layers: Sequence[int], recorded: Sequence[int], count: int, n: int) -> Finding:
+    key = "eagle_config.eagle_aux_hidden_state_layer_ids"
+    width = len(recorded) * draft.target_hidden
+    detail = (
+        f"of layers {_list(layers)} the target (layers 0..{n - 1}) records {len(recorded)}, fc"
+        f" takes {count}: states are {width}"
+        f" wide instead of {count * draft.target_hidden}"
+    )
+    remedy = "name as many layers of the target as fc was trained with"
+    if width == draft.hidden:
+        return Finding(
+            "aux-layers", Verdict.SILENT_GARBAGE, key, f"{detail}; that is the hidden size, so fc is skipped", remedy
+        )
+    return Finding("aux-layers", Verdict.RUNTIME_ERROR, key, f"{detail}: shape error at warm-up", remedy)
+
+
+def _misplaced(draft: Settings, layers: Sequence[int]) -> Iterator[Finding]:
+    top = draft.aux_ids_at_top
+    if top is None:
+        return
+    same = top == tuple(layers) or tuple(i + 1 for i in top) == tuple(layers)
+    yield Finding(
+        "aux-place",
+        Verdict.NOTE if same else Verdict.DEGRADED,
+        "eagle_aux_hidden_state_layer_ids",
+        f"{_list(top)} at the top level is ignored for capture; the default is used: the input of"
+        f" layers {_list(layers)}" + (", which are the same layers" if same else ""),
+        "move the key into eagle_config",
+    )
+
+
+def _meant(ids: Sequence[int], n: int) -> tuple[int, ...] | None:
+    """Layers whose input the trainer took, if the style can be told: output starts at 1, input is 2 to n-3."""
+    if ids and ids[0] == 1:
+        return tuple(i + 1 for i in ids)
+    if ids and ids[0] == 2 and ids[-1] == n - 3:
+        return tuple(ids)
+    return None
+
+
+def _list(ids: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, ids[:12])) + (", ...]" if len(ids) > 12 else "]")
+
+
+def provenance(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 37: trained for this target? Models of one family have the same shapes."""
+    raw = case.folder.raw_config
+    if raw is None or case.target is None:
+        return
+    section = raw.get("speculators_config")
+    verifier = section.get("verifier") if isinstance(section, dict) else None
+    if not isinstance(verifier, dict):
+        return
+    names = verifier.get("architectures")
+    trained = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if trained and case.target.architecture and trained != case.target.architecture:
+        yield Finding(
+            "provenance",
+            Verdict.NOTE,
+            "speculators_config.verifier",
+            f"trained for {trained[:60]} ({str(verifier.get('name_or_path'))[:80]}), the target"
+            f" is {case.target.architecture};"
+            " shapes cannot tell them apart",
+            "compare the mapping with a drafter known to fit: opsctl drafter compare",
+        )
+
+
+def attention(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 38: the drafter inherits the target's attention backend."""
+    if case.draft is None or case.text is None or case.draft.mla or not deepseek_like(case.text):
+        return
+    if case.class_known(version):
+        yield Finding(
+            "attention-backend",
+            Verdict.NOTE,
+            "--speculative-draft-attention-backend",
+            "the target uses MLA, the drafter does not: where the target's backend is trtllm_mla"
+            " (B200, GB300) the start fails",
+            "on such hosts: --speculative-draft-attention-backend trtllm_mha",
+        )
+
+
+def multimodal(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 42: a server fault that looks like a drafter fault."""
+    since, until = Version((0, 5, 10)), Version((0, 5, 14))
+    if case.target is not None and case.target.section("vision_config") and since <= version < until:
+        detail = (
+            "batches with images: the last token is embedded wrongly for all requests but the last (#27647, #27846)"
+        )
+        yield Finding(
+            "multimodal-batches", Verdict.NOTE, "target", detail, f"SGLang {until} or later", in_outcome=False
+        )

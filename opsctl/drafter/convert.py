@@ -1,0 +1,247 @@
+"""Carry out a conversion: stream the tensors into a new folder, check it, and only then let it be seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from opsctl import __version__
+from opsctl.drafter.case import Case, Serving
+from opsctl.drafter.convert_plan import Part, Plan, Refused, plan
+from opsctl.drafter.folder import Folder, open_folder
+from opsctl.drafter.judge import Judgement, judge
+from opsctl.drafter.settings import Settings
+from opsctl.drafter.verdict import Verdict
+from opsctl.drafter.versions import KNOWN
+from opsctl.errors import Conflict, Exit, OpsctlError, UsageError
+from opsctl.text import printable
+
+LAYOUTS = ("sglang", "speculators")
+PROVENANCE = "opsctl-provenance.json"
+_CHUNK = 1 << 20
+_OURS = frozenset({"model.safetensors", "config.json", PROVENANCE})
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A finished conversion, and what our own check says of the result."""
+
+    source: str
+    destination: str
+    layout: str
+    changes: tuple[str, ...]
+    result: Judgement | None
+
+    @property
+    def exit_code(self) -> Exit:
+        return self.result.exit_code if self.result is not None else Exit.DONE
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": printable(self.source),
+            "destination": printable(self.destination),
+            "layout": self.layout,
+            "changes": [printable(change) for change in self.changes],
+            "check": self.result.as_json() if self.result is not None else None,
+        }
+
+    def lines(self) -> Iterator[str]:
+        yield f"{printable(self.source)} -> {printable(self.destination)} ({self.layout})"
+        for change in self.changes:
+            yield f"  {printable(change)}"
+        if self.result is None:
+            return
+        grave = [f for f in self.result.findings if f.verdict not in (Verdict.OK, Verdict.NOTE)]
+        yield f"result: {self.result.verdict.value} on SGLang {self.result.versions[-1]}"
+        for finding in grave:
+            yield f"  {finding.verdict.value}  {printable(finding.subject)}: {printable(finding.detail)}"
+            if finding.remedy:
+                yield f"    → {printable(finding.remedy)}"
+
+
+def convert_folder(source: str, destination: str, layout: str, target: Settings | None = None) -> Converted:
+    """Write `source` as `layout` into the new folder `destination`. The source is only read.
+
+    Raises Refused with the reason, UsageError when the destination cannot be used, Conflict when the source changes.
+    """
+    folder = open_folder(source)
+    planned = plan(Case(folder, target, Serving(tp=1)), layout)
+    final = Path(destination)
+    partial = final.with_name(final.name + ".partial")
+    _destination_free(folder, final, partial, planned)
+    try:
+        result = _write(folder, planned, partial, target)
+        os.rename(partial, final)
+        _sync(final.parent)
+    except OSError as error:
+        _discard(partial)
+        raise OpsctlError(f"writing failed: {error.strerror}", where=str(partial), hint="nothing was left") from None
+    except BaseException:
+        _discard(partial)
+        raise
+    return Converted(source, destination, layout, planned.changes, result)
+
+
+def _destination_free(folder: Folder, final: Path, partial: Path, planned: Plan) -> None:
+    if os.path.lexists(final):
+        raise UsageError("the destination exists", where=str(final), hint="name a new folder; nothing is overwritten")
+    if not final.parent.is_dir():
+        raise UsageError("the folder above the destination does not exist", where=str(final.parent))
+    if os.path.realpath(final.parent).startswith(os.path.realpath(folder.path) + os.sep) or os.path.realpath(
+        final.parent
+    ) == os.path.realpath(folder.path):
+        raise UsageError("the destination lies inside the source", where=str(final), hint="name a folder beside it")
+    if os.path.lexists(partial):
+        _discard(partial)
+    need = sum(_length(part) for part in planned.parts)
+    free = shutil.disk_usage(final.parent).free
+    if free < need + (1 << 20):
+        raise UsageError(
+            f"{need} bytes are needed and {free} are free", where=str(final.parent), hint="free some space"
+        )
+
+
+def _write(folder: Folder, planned: Plan, partial: Path, target: Settings | None) -> Judgement | None:
+    os.mkdir(partial)
+    digests = {name: _digest_file(Path(folder.path) / name) for name in _sources(folder)}
+    written = _write_weights(folder, planned.parts, partial / "model.safetensors")
+    _unchanged(folder)
+    provenance = {
+        "tool": f"opsctl {__version__}",
+        "layout": planned.layout,
+        "source": os.path.abspath(folder.path),
+        "source_sha256": digests,
+        "result_sha256": {"model.safetensors": written},
+        "changes": list(planned.changes),
+    }
+    _write_text(partial / PROVENANCE, provenance)
+    _write_text(partial / "config.json", planned.config)
+    _sync(partial)
+    return _checked(partial, planned, target)
+
+
+def _checked(partial: Path, planned: Plan, target: Settings | None) -> Judgement | None:
+    """What our own check says of the result. Raises Refused when the result cannot even be read back."""
+    result = open_folder(str(partial))
+    problem = next((c.problem for c in result.containers if c.problem is not None), None)
+    names = {t.name for c in result.containers for t in c.tensors}
+    if problem is not None or names != {part.name for part in planned.parts}:
+        why = problem.text if problem is not None else "tensors are missing"
+        raise Refused(
+            f"the result is not sound: {why}", where=str(partial), hint="this is a bug in opsctl: please report it"
+        )
+    if planned.layout != "sglang":
+        return None
+    return judge(Case(result, target, Serving(tp=1)), KNOWN[-1:])
+
+
+def _sources(folder: Folder) -> list[str]:
+    names = [container.file for container in folder.loaded()]
+    return ["config.json", *(["model.safetensors.index.json"] if folder.weight_map is not None else []), *names]
+
+
+def _write_weights(folder: Folder, parts: Sequence[Part], path: Path) -> str:
+    """Write a safetensors file, tensor by tensor. Returns its SHA-256."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    # Widest elements first keeps every tensor aligned to its own element size.
+    ordered = sorted(parts, key=lambda part: (-_width(part), part.name))
+    for part in ordered:
+        end = at + _length(part)
+        header[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, end]}
+        at = end
+    head = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    head += b" " * (-len(head) % 8)
+    digest = hashlib.sha256()
+    with open(path, "xb") as out:
+        for block in _blocks(folder, head, ordered):
+            digest.update(block)
+            out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+    return digest.hexdigest()
+
+
+def _blocks(folder: Folder, head: bytes, parts: Sequence[Part]) -> Iterator[bytes]:
+    yield len(head).to_bytes(8, "little") + head
+    files: dict[str, BinaryIO] = {}
+    try:
+        for part in parts:
+            if part.source is None:
+                yield part.data
+                continue
+            name = part.source.file
+            if name not in files:
+                files[name] = open(Path(folder.path) / name, "rb")  # noqa: SIM115  closed below, one for many tensors
+            yield from _range(files[name], part.source.start, part.source.end, folder.path)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _range(file: BinaryIO, start: int, end: int, where: str) -> Iterator[bytes]:
+    file.seek(start)
+    while start < end:
+        block = file.read(min(_CHUNK, end - start))
+        if not block:
+            raise Conflict("the source became shorter while it was read", where=where)
+        start += len(block)
+        yield block
+
+
+def _width(part: Part) -> int:
+    count = 1
+    for dim in part.shape:
+        count *= dim
+    return _length(part) // count if count else 1
+
+
+def _length(part: Part) -> int:
+    return len(part.data) if part.source is None else part.source.end - part.source.start
+
+
+def _digest_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _unchanged(folder: Folder) -> None:
+    known = {file.name: file for file in folder.files}
+    for name in _sources(folder):
+        info = os.stat(Path(folder.path) / name)
+        before = known[name]
+        if (info.st_size, info.st_mtime_ns, info.st_ino) != (before.size, before.mtime, before.inode):
+            raise Conflict(f"{name} changed while it was read", where=folder.path, hint="run it again")
+
+
+def _write_text(path: Path, value: Any) -> None:
+    with open(path, "x", encoding="utf-8") as out:
+        out.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _discard(partial: Path) -> None:
+    """Remove our own unfinished folder. Raises UsageError when it holds anything else."""
+    if not os.path.lexists(partial):
+        return
+    if partial.is_symlink() or not partial.is_dir() or set(os.listdir(partial)) - _OURS:
+        raise UsageError("this is in the way and not ours to remove", where=str(partial), hint="move it away")
+    shutil.rmtree(partial)

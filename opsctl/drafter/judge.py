@@ -1,0 +1,110 @@
+"""From a case to a verdict: run every check for every version, merge what is the same, take the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opsctl.drafter import producer
+from opsctl.drafter.case import Case
+from opsctl.drafter.checks import CHECKS
+from opsctl.drafter.checks.files import refused
+from opsctl.drafter.verdict import Finding, Verdict, worst
+from opsctl.drafter.versions import KNOWN, Version
+from opsctl.errors import Exit
+from opsctl.text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found.
+
+    Args:
+        unreadable: something in the folder is damaged or hostile, and nothing was judged.
+        outcome: how the drafter fares on each version, given a target class that can capture.
+    """
+
+    case: Case
+    versions: tuple[Version, ...]
+    producer: str
+    unreadable: bool
+    findings: tuple[Finding, ...]
+    outcome: Mapping[Version, Verdict]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst([finding.verdict for finding in self.findings])
+
+    @property
+    def exit_code(self) -> Exit:
+        if self.unreadable:
+            return Exit.UNREADABLE
+        if self.verdict in (Verdict.OK, Verdict.NOTE):
+            return Exit.DONE
+        return Exit.DEGRADED if self.verdict.serves else Exit.UNFIT
+
+    def as_json(self) -> dict[str, Any]:
+        """The machine interface: plain data, safe to print."""
+        return {
+            "path": printable(self.case.folder.path),
+            "format": self.producer,
+            "digest": self.case.folder.digest,
+            "verdict": self.verdict.value,
+            "outcome": {str(version): verdict.value for version, verdict in self.outcome.items()},
+            "findings": [
+                {
+                    "check": finding.check,
+                    "verdict": finding.verdict.value,
+                    "subject": printable(finding.subject),
+                    "detail": printable(finding.detail),
+                    "versions": [str(version) for version in finding.versions],
+                    "remedy": printable(finding.remedy),
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+def judge(case: Case, versions: Sequence[Version]) -> Judgement:
+    """Judge `case` for `versions`."""
+    versions = tuple(versions)
+    refusals = refused(case.folder)
+    if refusals:
+        found = tuple(replace(finding, versions=versions) for finding in refusals)
+        return Judgement(case, versions, producer.name(case), True, found, {})
+    by_version = {version: _run(case, version) for version in versions}
+    merged: dict[Finding, list[Version]] = {}
+    for version, findings in by_version.items():
+        for finding in findings:
+            merged.setdefault(finding, []).append(version)
+    findings = sorted(
+        (replace(finding, versions=tuple(found_for)) for finding, found_for in merged.items()),
+        key=lambda finding: -finding.verdict.rank,
+    )
+    findings += _unknown(versions)
+    outcome = {version: _outcome(found) for version, found in by_version.items()}
+    return Judgement(case, versions, producer.name(case), False, tuple(findings), outcome)
+
+
+def _run(case: Case, version: Version) -> list[Finding]:
+    return list(dict.fromkeys(finding for check in CHECKS for finding in check.run(case, version)))
+
+
+def _outcome(findings: list[Finding]) -> Verdict:
+    found = worst([finding.verdict for finding in findings if finding.in_outcome])
+    return Verdict.OK if found is Verdict.NOTE else found
+
+
+def _unknown(versions: Sequence[Version]) -> list[Finding]:
+    newest, oldest = KNOWN[-1], KNOWN[0]
+    later = tuple(version for version in versions if version > newest)
+    earlier = tuple(version for version in versions if version < oldest)
+    found = []
+    if later:
+        detail = f"later than {newest}, the newest version read: judged by the rules of {newest}"
+        found.append(Finding("sglang-version", Verdict.NOTE, ", ".join(map(str, later)), detail, "", later))
+    if earlier:
+        detail = f"earlier than {oldest}, the oldest version read: judged by the rules of {oldest}"
+        found.append(Finding("sglang-version", Verdict.NOTE, ", ".join(map(str, earlier)), detail, "", earlier))
+    return found
