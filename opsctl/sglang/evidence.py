@@ -17,11 +17,11 @@ class Symptom(Enum):
     """What a fault looks like from outside. Different causes give different ones."""
 
     CRASH = "the server stops with an error"
-    IDLE = "no verify step ever happens"
-    DEAD = "acceptance length 1.00 exactly: not one draft accepted"
-    CHANCE = "acceptance length up to 1.02: a lucky hit now and then"
+    IDLE = "no verify step at all"
+    DEAD = "acceptance length 1.00 exactly"
+    CHANCE = "acceptance length up to 1.02"
     FAINT = "acceptance length 1.02 to 1.3"
-    PARTIAL = "acceptance length from 1.3 to about 2: some drafts are right"
+    PARTIAL = "acceptance length 1.3 to about 2"
     SOUND = "acceptance as of a drafter that works"
 
 

@@ -55,6 +55,7 @@ class ServerInfo(BaseModel):
     quantization: str | None = None
     attention_backend: str | None = None
     disable_cuda_graph: bool = False
+    enable_flashinfer_allreduce_fusion: bool | None = None
     speculative_algorithm: str | None = None
     speculative_draft_model_path: str | None = None
     speculative_draft_model_quantization: str | None = None

@@ -14,6 +14,8 @@ from typing import Any
 
 from opsctl.sglang.evidence import Evidence, Symptom, symptom
 
+_LENGTH = "acceptance length "
+
 
 class Verdict(StrEnum):
     RULED_OUT = "ruled-out"
@@ -115,4 +117,8 @@ def _judge(h: Hypothesis, e: Evidence, shown: Symptom | None) -> Judged:
 
 
 def _words(predicts: frozenset[Symptom]) -> str:
-    return ", or ".join(s.value for s in Symptom if s in predicts)
+    words = [s.value for s in Symptom if s in predicts]
+    # One "acceptance length" for all: "acceptance length 1.00 exactly, up to 1.02".
+    return ", ".join(
+        w.removeprefix(_LENGTH) if n and words[n - 1].startswith(_LENGTH) else w for n, w in enumerate(words)
+    )

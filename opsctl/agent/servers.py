@@ -1,0 +1,199 @@
+"""SGLang servers on this host: which processes they are, with what settings, and which code they run.
+
+Secrets do not leave the host: values of key flags are masked, and of the environment only names on a list are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import subprocess
+from typing import Any, Dict, List, Optional
+
+from opsctl.agent import pids
+from opsctl.agent.protocol import Context
+
+# Settings that bear on what a server does; none of them holds a secret.
+ENVIRONMENT = re.compile(r"SGLANG_|SGL_|NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONPATH$|TRITON_|FLASHINFER_")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+_LOCATE = "import importlib.util as u, json; print(json.dumps(list(u.find_spec('sglang').submodule_search_locations)))"
+_LOCATE_LIMIT = 10.0
+_MOST_FILES = 20000
+
+
+def find(call: Context) -> List[Dict[str, Any]]:
+    """The first process of every server, its parent being none itself, in the order of their start.
+
+    {pid, argv, started, user, session, cwd, python, environment, unit, container, log, log_size, boot}: started is in
+    seconds since the epoch; unit and container as the control group names them; log is the file that standard output
+    goes to.
+    """
+    looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    found = [server for server in looked if server is not None]
+    own = {server["pid"] for server in found}
+    first = [server for server in found if server["parent"] not in own]
+    return sorted(first, key=lambda server: (server["started"], server["pid"]))
+
+
+def code(call: Context, pid: int) -> Dict[str, Any]:
+    """The `sglang` package that a server imported, found by asking its own interpreter where it would find it.
+
+    {package, newest, newest_file}: the package's folder, or None, and its file that was changed last.
+    """
+    package = _package(pid)
+    newest, newest_file = _newest(package) if package else (None, None)
+    return {"package": package, "newest": newest, "newest_file": newest_file}
+
+
+def _server(pid: int) -> Optional[Dict[str, Any]]:
+    argv = _words(pid, "cmdline")
+    process = pids.look(pid)
+    if process is None or not process.alive or not _launches(argv):
+        return None
+    environment = _environment(pid)
+    group = _read("/proc/%d/cgroup" % pid)
+    log = _log(pid)
+    return {
+        "pid": pid,
+        "parent": process.parent,
+        "session": process.session,
+        "argv": _masked(argv),
+        "started": _boot_time() + process.start / os.sysconf("SC_CLK_TCK"),
+        "user": _user(pid),
+        "cwd": _link(pid, "cwd"),
+        "python": _python(pid, argv),
+        "environment": {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
+        "unit": _match(r"/([^/\n]+\.service)(?:/|$)", group),
+        "container": _match(r"(?:docker|libpod|cri-containerd)[-/]([0-9a-f]{12,64})", group),
+        "log": log,
+        "log_size": os.path.getsize(log) if log else 0,
+        "boot": pids.boot_id(),
+    }
+
+
+def _launches(argv: List[str]) -> bool:
+    """Whether this command line launches a server; its workers have titles of their own."""
+    for n, word in enumerate(argv[:8]):
+        if n and argv[n - 1] == "-m" and word in ("sglang.launch_server", "sglang.srt.server"):
+            return True
+        if re.search(r"(^|/)sglang/launch_server\.py$", word):
+            return True
+        if n <= 1 and re.search(r"(^|/)sglang$", word) and argv[n + 1 : n + 2] == ["serve"]:
+            return True
+    return False
+
+
+def _masked(argv: List[str]) -> List[str]:
+    out = []  # type: List[str]
+    for word in argv:
+        flag = word.split("=", 1)[0]
+        if out and out[-1] in _SECRET_FLAGS:
+            word = "***"
+        elif flag in _SECRET_FLAGS and "=" in word:
+            word = flag + "=***"
+        out.append(word)
+    return out
+
+
+def _package(pid: int) -> Optional[str]:
+    """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order."""
+    argv = _words(pid, "cmdline")
+    cwd = _link(pid, "cwd") or "/"
+    environment = {k: v for k, v in _environment(pid).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")}
+    try:
+        done = subprocess.run(
+            [_python(pid, argv), "-c", _LOCATE],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_LOCATE_LIMIT,
+            check=True,
+        )
+        places = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return next((place for place in places if os.path.isdir(place)), None)
+
+
+def _newest(package: str) -> Any:
+    newest, newest_file, seen = 0.0, None, 0
+    for folder, folders, names in os.walk(os.path.join(package, "srt")):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            if not name.endswith(".py"):
+                continue
+            path = os.path.join(folder, name)
+            changed = os.stat(path).st_mtime
+            if changed > newest:
+                newest, newest_file = changed, os.path.relpath(path, package)
+            seen += 1
+            if seen >= _MOST_FILES:
+                return newest, newest_file
+    return (newest, newest_file) if newest_file else (None, None)
+
+
+def _python(pid: int, argv: List[str]) -> str:
+    """The interpreter by the name it was started with, which tells the virtual environment, as its target does not."""
+    if argv and os.path.isabs(argv[0]) and "python" in os.path.basename(argv[0]):
+        return argv[0]
+    return pids.executable(pid) or "python3"
+
+
+def _log(pid: int) -> Optional[str]:
+    for descriptor in ("1", "2"):
+        target = _link(pid, "fd/" + descriptor)
+        if target and target.startswith("/") and os.path.isfile(target):
+            return target
+    return None
+
+
+def _environment(pid: int) -> Dict[str, str]:
+    pairs = (word.partition("=") for word in _words(pid, "environ"))
+    return {name: value for name, _, value in pairs}
+
+
+def _words(pid: int, file: str) -> List[str]:
+    data = _read("/proc/%d/%s" % (pid, file))
+    return data.split("\0")[:-1] if data.endswith("\0") else data.split("\0") if data else []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _link(pid: int, name: str) -> Optional[str]:
+    try:
+        return os.readlink("/proc/%d/%s" % (pid, name))
+    except OSError:
+        return None
+
+
+def _user(pid: int) -> Optional[str]:
+    uid = pids.owner(pid)
+    if uid is None:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _boot_time() -> float:
+    return float(_match(r"^btime (\d+)$", _read("/proc/stat")) or 0)
+
+
+def _match(pattern: str, text: str) -> Optional[str]:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+CALLS = {"find": find, "code": code}

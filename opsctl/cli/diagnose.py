@@ -1,0 +1,112 @@
+"""`opsctl diagnose`: why the acceptance is what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.errors import Exit
+from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.secret import Secret
+    from opsctl.sglang.gather import Asked, Seen
+    from opsctl.sglang.hypotheses import Diagnosis
+
+app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.command()
+def diagnose(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    here: Annotated[bool, typer.Option("--here", help="Look at this machine, without a connection.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port of the server, where several run.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="The drafter's folder on the host, if the server is gone.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The target's folder on the host, if the server is gone.")] = None,
+    log: Annotated[str | None, typer.Option(help="The server's log on the host, if it is not its output.")] = None,
+    probe: Annotated[str | None, typer.Option(metavar="RUN", help="A probe's result, for the measured length.")] = None,
+    api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Say why the acceptance is what it is: what was looked at, what is ruled out, the cause, and what to do."""
+    from opsctl.sglang.causes import CAUSES
+    from opsctl.sglang.gather import Asked, evidence
+    from opsctl.sglang.hypotheses import diagnose as walk
+    from opsctl.sglang.hypotheses import to_json
+    from opsctl.sglang.probe_store import load
+
+    asked = Asked(port, drafter, target, log, load(probe) if probe else None)
+    seen = _look_here(asked, api_key_env) if here else _look_there(asked, inventory, host, api_key_env)
+    found = walk(evidence(seen), CAUSES)
+    if as_json:
+        typer.echo(json.dumps(to_json(found) | {"notes": [printable(note) for note in seen.notes]}))
+    else:
+        _show(found, seen)
+    return Exit.DEGRADED if found.cause else Exit.DONE
+
+
+def _look_here(asked: Asked, api_key_env: str) -> Seen:
+    import httpx
+
+    from opsctl.sglang import gather
+    from opsctl.sglang.http import Server
+
+    with httpx.Client(trust_env=False, timeout=30) as http:
+
+        def connect(port: int) -> Server:
+            http.base_url = httpx.URL(f"http://127.0.0.1:{port}")
+            return Server(http, _key(api_key_env))
+
+        return gather.look(gather.here, connect, asked)
+
+
+def _look_there(asked: Asked, inventory: str | None, pattern: str | None, api_key_env: str) -> Seen:
+    from opsctl.cli.hosts import the_host
+    from opsctl.remote.host import connect
+    from opsctl.sglang import gather
+    from opsctl.sglang.http import Server
+
+    with connect(the_host(inventory, pattern).connection()) as remote:
+        return gather.look(remote.outcomes, lambda port: Server(remote.http(port), _key(api_key_env)), asked)
+
+
+def _key(name: str) -> Secret | None:
+    from opsctl.secret import Secret
+
+    value = os.environ.get(name)
+    return Secret(value) if value else None
+
+
+def _show(found: Diagnosis, seen: Seen) -> None:
+    from opsctl.sglang.hypotheses import Verdict
+
+    for note in seen.notes:
+        typer.echo(f"note: {printable(note)}")
+    typer.echo(f"seen: {found.symptom.value if found.symptom else 'no acceptance was measured'}")
+    for j in found.hypotheses:
+        if j.verdict is Verdict.CONFIRMED:
+            typer.echo(f"confirmed    {j.id}: {j.claim}\n             predicts {j.predicts}")
+            for line in j.evidence or (j.seen,):
+                typer.echo(f"             {printable(line)}")
+    for j in found.hypotheses:
+        if j.verdict is Verdict.UNDECIDABLE:
+            typer.echo(f"undecidable  {j.id}: {j.claim}; {printable(j.seen)}")
+    fine = [j.id for j in found.hypotheses if j.fine]
+    other = [j.id for j in found.hypotheses if j.verdict is Verdict.RULED_OUT and not j.fine]
+    if fine:
+        typer.echo(f"found fine   {', '.join(fine)}")
+    if other:
+        typer.echo(f"not this     {', '.join(other)}")
+    if found.cause is None:
+        typer.echo("no cause was found")
+        return
+    typer.echo(f"cause: {found.cause.claim}")
+    typer.echo(f"  → {printable(found.cause.remedy)}")
+    typer.echo(f"    brings: {found.cause.effect}")

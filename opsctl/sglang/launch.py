@@ -1,0 +1,202 @@
+"""Launch commands of SGLang servers: read from a process, and written for a unit. Pure.
+
+Only the settings that opsctl reasons about have a name here; every other argument is kept as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+
+from opsctl.errors import UsageError
+from opsctl.sglang.version import Release
+
+
+class Kind(Enum):
+    TEXT = "text"
+    INT = "int"
+    FLOAT = "float"
+    SWITCH = "switch"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A launch flag. name: the field of `Launch`. aliases: other spellings. since: None where every version has it."""
+
+    flag: str
+    name: str
+    kind: Kind = Kind.TEXT
+    aliases: tuple[str, ...] = ()
+    since: Release | None = None
+
+
+_T, _I, _F, _S = Kind.TEXT, Kind.INT, Kind.FLOAT, Kind.SWITCH
+
+# server_args.py of 0.4.6 to 0.5.20 and arg_groups/fields/ of 0.5.23.
+FLAGS = (
+    Flag("--model-path", "model", aliases=("--model",)),
+    Flag("--served-model-name", "served_name"),
+    Flag("--host", "host"),
+    Flag("--port", "port", _I),
+    Flag("--tp-size", "tp", _I, ("--tensor-parallel-size", "--tp")),
+    Flag("--context-length", "context_length", _I),
+    Flag("--mem-fraction-static", "mem_fraction", _F),
+    Flag("--quantization", "quantization"),
+    Flag("--attention-backend", "attention_backend"),
+    Flag("--trust-remote-code", "trust_remote_code", _S),
+    Flag("--enable-metrics", "metrics", _S),
+    Flag("--disable-cuda-graph", "no_cuda_graph", _S),
+    Flag("--speculative-algorithm", "algorithm"),
+    Flag("--speculative-draft-model-path", "draft_model", aliases=("--speculative-draft-model",)),
+    Flag("--speculative-num-steps", "steps", _I),
+    Flag("--speculative-eagle-topk", "topk", _I),
+    Flag("--speculative-num-draft-tokens", "draft_tokens", _I),
+    Flag("--speculative-attention-mode", "attention_mode", since=Release(0, 5, 2)),
+    Flag("--speculative-draft-attention-backend", "draft_attention_backend", since=Release(0, 5, 7)),
+    Flag("--speculative-draft-model-quantization", "draft_quantization", since=Release(0, 5, 7)),
+)
+SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+_CONFIG_SINCE = Release(0, 5, 4)  # --config FILE keeps an API key out of the process list; --config is in its wheel
+
+_ENTRIES = ("sglang.launch_server", "sglang.srt.server")
+_BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in (flag.flag, *flag.aliases)}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The settings of a launch command; None and False where it does not say.
+
+    others: arguments that have no name here, in their order, secrets masked. has_api_key: whether one is given in argv.
+    config: file of --config, whose settings are not known here.
+    """
+
+    model: str | None = None
+    served_name: str | None = None
+    host: str | None = None
+    port: int | None = None
+    tp: int | None = None
+    context_length: int | None = None
+    mem_fraction: float | None = None
+    quantization: str | None = None
+    attention_backend: str | None = None
+    trust_remote_code: bool = False
+    metrics: bool = False
+    no_cuda_graph: bool = False
+    algorithm: str | None = None
+    draft_model: str | None = None
+    steps: int | None = None
+    topk: int | None = None
+    draft_tokens: int | None = None
+    attention_mode: str | None = None
+    draft_attention_backend: str | None = None
+    draft_quantization: str | None = None
+    others: tuple[str, ...] = field(default=())
+    has_api_key: bool = False
+    config: str | None = None
+
+
+def is_server(argv: Sequence[str]) -> bool:
+    """Whether a process with this command line is the first process of a server (not a worker, not an editor)."""
+    return _arguments(argv) is not None
+
+
+def parse(argv: Sequence[str]) -> Launch | None:
+    """The settings in a process's command line; None when it is no SGLang server.
+
+    As in argparse the last of several wins, `--flag=value` is `--flag value`, and an unambiguous beginning of a flag
+    is the flag. A value of the wrong kind is kept among the others, since the server cannot have started with it.
+    """
+    arguments = _arguments(argv)
+    if arguments is None:
+        return None
+    found: dict[str, object] = {}
+    others: list[str] = []
+    has_key, n = False, 0
+    while n < len(arguments):
+        word, _, inline = arguments[n].partition("=")
+        flag = _flag(word)
+        has_value = bool(inline) or (n + 1 < len(arguments) and not arguments[n + 1].startswith("--"))
+        value = inline or (arguments[n + 1] if has_value else "")
+        width = 1 if inline or not has_value else 2
+        if word in SECRET_FLAGS:
+            has_key = has_key or word == "--api-key"
+            others += [word, "***"]
+        elif word == "--config":
+            found["config"] = value
+        elif flag is None:
+            others.append(arguments[n])
+            width = 1
+        elif flag.kind is Kind.SWITCH:
+            found[flag.name] = True
+            width = 1
+        elif (typed := _typed(flag.kind, value)) is not None:
+            found[flag.name] = typed
+        else:
+            others += arguments[n : n + width]
+        n += width
+    return Launch(**found, others=tuple(others), has_api_key=has_key)  # type: ignore[arg-type]
+
+
+def render(launch: Launch, version: Release | None, python: str = "python3") -> list[str]:
+    """The launch command for `launch`. Raises UsageError for a setting that `version` does not have.
+
+    Secrets never come from here: an API key belongs into the file of --config, which every user of the host cannot read
+    in the process list.
+    """
+    argv = [python, "-m", "sglang.launch_server"]
+    values = {f.name: getattr(launch, f.name) for f in fields(launch)}
+    for flag in FLAGS:
+        value = values[flag.name]
+        if value is None or value is False:
+            continue
+        if flag.since and version and version < flag.since:
+            raise UsageError(
+                f"SGLang {version} has no {flag.flag}",
+                hint=f"it is there from {flag.since} on: leave it out, or upgrade",
+            )
+        argv += (
+            [flag.flag] if flag.kind is Kind.SWITCH else [flag.flag, f"{value:g}" if flag.kind is _F else str(value)]
+        )
+    if launch.config:
+        if version and version < _CONFIG_SINCE:
+            raise UsageError(f"SGLang {version} has no --config", hint=f"it is there from {_CONFIG_SINCE} on")
+        argv += ["--config", launch.config]
+    if any(secret in launch.others for secret in SECRET_FLAGS):
+        raise UsageError(
+            "an API key in the command line can be read by every user of the host",
+            hint="put it into a file for --config that only the server's user can read",
+        )
+    return [*argv, *launch.others]
+
+
+def _arguments(argv: Sequence[str]) -> Sequence[str] | None:
+    """What follows the name of the program, when the program is SGLang's server."""
+    argv = list(argv)
+    for n, word in enumerate(argv[:8]):
+        if word in _ENTRIES and n and argv[n - 1] == "-m":
+            return argv[n + 1 :]
+        if re.search(r"(^|/)sglang/launch_server\.py$", word):
+            return argv[n + 1 :]
+        if re.search(r"(^|/)sglang$", word) and argv[n + 1 : n + 2] == ["serve"] and n <= 1:
+            return argv[n + 2 :]
+    return None
+
+
+def _flag(word: str) -> Flag | None:
+    if word in _BY_SPELLING:
+        return _BY_SPELLING[word]
+    if not word.startswith("--") or len(word) < 6:
+        return None
+    near = {flag.name: flag for spelling, flag in _BY_SPELLING.items() if spelling.startswith(word)}
+    return next(iter(near.values())) if len(near) == 1 else None
+
+
+def _typed(kind: Kind, value: str) -> object | None:
+    if kind is Kind.TEXT:
+        return value or None
+    try:
+        return int(value) if kind is Kind.INT else float(value)
+    except ValueError:
+        return None
