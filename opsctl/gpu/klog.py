@@ -15,7 +15,7 @@ _SUPPRESSED = re.compile(r"callbacks suppressed|Suppressed \d+ messages|kmsg dro
 _NON_FATAL = re.compile(r"(?i)\bnon-?fatal\b")
 _FATAL = re.compile(r"(?i)(?<!non)(?<!non-)\bfatal\b")
 # Any of these words makes a line worth the patterns: most lines of a log hold none.
-_WORTH = re.compile(
+WORTH = re.compile(
     r"NVRM|SXid|AER|PCIe Bus Error|Surprise|IO_PAGE_FAULT|DMAR|SDES|[Ll]ink [Dd]own|ut of memory|"
     r"oom-kill|blocked for more|state:D|lockup|LOCKUP|read-only|nvme|Disabling device|Buffer I/O|segfault"
 )
@@ -65,7 +65,7 @@ def _begins_boot(text: str) -> bool:
 def _events(lines: Sequence[klog_lines.Line]) -> list[KernelEvent]:
     events: list[KernelEvent] = []
     for i, line in enumerate(lines):
-        if not _WORTH.search(line.text):
+        if not WORTH.search(line.text):
             continue
         event = classify([following.text for following in lines[i : i + 5]], line.time)
         if event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -246,6 +247,7 @@ class Host:
     driver_on_disk: str | None = None
     persistence_daemon: str | None = None
     cmdline: str | None = None
+    iommu_off: bool | None = None  # the kernel runs no IOMMU
     p2p: tuple[tuple[str, ...], ...] | None = None  # nvidia-smi topo -p2p r
     numa_balancing: int | None = None
     governors: tuple[str, ...] | None = None
@@ -260,6 +262,7 @@ class Host:
     limits: tuple[tuple[str, str], ...] | None = None  # of the running server
     fd_used: int | None = None
     fd_max: int | None = None
+    now: float | None = None  # the host's clock, epoch seconds
     clock_synced: bool | None = None
     clock_offset: float | None = None  # seconds, host minus controller
     reboot_required: bool | None = None
@@ -277,6 +280,15 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """Counters at one moment, to tell what happened since: `counters` by (what, which). at: epoch seconds."""
+
+    at: float
+    boot_id: str
+    counters: Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything known about one host at one moment: what the checks look at."""
 
@@ -286,6 +298,7 @@ class Evidence:
     kernel: KernelLog | None = None
     pci: tuple[PciDevice, ...] | None = None
     table: ProcessTable | None = None
+    before: State | None = None  # counters of an earlier look at the same host
     host: Host = field(default_factory=Host)
 
 

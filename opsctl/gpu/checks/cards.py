@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from opsctl.gpu import state
 from opsctl.gpu.checks.over import fail, merge, no_reading, over_gpus, sound, warn
 from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Reading, Verdict, skip
 from opsctl.gpu.settings import Settings
@@ -171,11 +172,16 @@ def _above(value: float | None, bad: float, poor: float, what: str) -> Found | N
 
 
 def throttle(evidence: Evidence, settings: Settings) -> list[Found]:
+    added = state.since(evidence.before, evidence)[1] if evidence.before else {}
+
     def judge(gpu: Gpu) -> Found | None:
         reasons = {"HW slowdown": gpu.hw_slowdown, "HW thermal": gpu.hw_thermal, "power brake": gpu.hw_power_brake}
         active = [name for name, on in reasons.items() if on]
         if active:
             return fail(f"{', '.join(active)} active", ", ".join(active), "none")
+        since = _throttled_since(gpu, added)
+        if since:
+            return since
         if gpu.sw_thermal:
             return warn("SW thermal slowdown active", "SW thermal", "none")
         if all(on is None for on in (*reasons.values(), gpu.sw_thermal)):
@@ -183,6 +189,15 @@ def throttle(evidence: Evidence, settings: Settings) -> list[Found]:
         return sound("no slowdown active", "none", "none")
 
     return over_gpus(evidence, judge, "no clock event reasons listed")
+
+
+def _throttled_since(gpu: Gpu, added: Mapping[tuple[str, str], float]) -> Found | None:
+    """The hardware counters grow only while it holds the clocks down, also between two looks."""
+    for what, name in (("hw_thermal_us", "HW thermal"), ("hw_power_brake_us", "power brake")):
+        grown = added.get((what, gpu.ref.bus_id or ""), 0)
+        if grown > 0:
+            return warn(f"{name} for {grown / 1e6:.1f} s since the last look", grown, 0)
+    return None
 
 
 def power(evidence: Evidence, settings: Settings) -> list[Found]:

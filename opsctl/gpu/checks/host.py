@@ -9,7 +9,8 @@ from opsctl.text import size
 
 
 def unanswered(host: Host, check: str, otherwise: str) -> list[Found]:
-    return skip(dict(host.reasons).get(check, otherwise))
+    said = next((why for prefix, why in host.reasons if check.startswith(prefix)), otherwise)
+    return skip(said)
 
 
 def numa_balancing(evidence: Evidence, settings: Settings) -> list[Found]:

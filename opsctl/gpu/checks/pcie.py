@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from opsctl.gpu import state
 from opsctl.gpu.checks.driver import short
 from opsctl.gpu.checks.over import fail, merge, no_reading, over_gpus, sound, warn
 from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, PciDevice, Reading, Verdict, skip
@@ -75,8 +76,40 @@ def _slower(gpu: Gpu, peers: list[Gpu]) -> Found | None:
 
 
 def errors(evidence: Evidence, settings: Settings) -> list[Found]:
-    """Totals alone say nothing: what counts is what the comparison with the last run adds (see `changes`)."""
-    devices = [d for d in evidence.pci or () if d.aer_fatal is not None or d.aer_nonfatal is not None]
-    if not devices:
-        return skip("no PCIe error counters, and no earlier reading to compare with")
-    return [sound(f"error counters of {len(devices)} devices read; compared with the next run")]
+    """Totals alone say nothing: what counts is what has been added since the last look."""
+    after = state.of(evidence, at=0, boot_id="")
+    if not any(what in _COUNTED for what, _ in after.counters):
+        return skip("no PCIe error counters")
+    if evidence.before is None:
+        return skip("PCIe error counters are totals: a second look tells what is new")
+    hours, added = state.since(evidence.before, evidence)
+    found = [f for (what, which), n in added.items() if (f := _added(what, which, n, hours, evidence, settings))]
+    return found or [sound(f"nothing new in {hours * 60:.0f} minutes", 0)]
+
+
+_COUNTED = ("aer_fatal", "aer_nonfatal", "aer_correctable", "replays")
+
+
+def _added(what: str, which: str, count: float, hours: float, evidence: Evidence, settings: Settings) -> Found | None:
+    if count <= 0 or what not in _COUNTED:
+        return None
+    ref = GpuRef(None, None, which)
+    if what in ("aer_fatal", "aer_nonfatal"):
+        return Found(Verdict.FAIL, f"{count:.0f} new {what[4:]} errors", ref, count, 0)
+    if what == "aer_correctable":
+        limit = settings.limit("aer.corrected.per_hour")
+        kind = "corrected errors"
+    else:
+        limit = _replays_per_hour(which, evidence, settings)
+        kind = "replays"
+    if count <= limit * max(hours, 1 / 60):
+        return None
+    return Found(Verdict.WARN, f"{count:.0f} new {kind} in {hours * 60:.0f} minutes", ref, count, limit)
+
+
+def _replays_per_hour(bus_id: str, evidence: Evidence, settings: Settings) -> float:
+    """DCGM's rate grows with lanes and generation; older links take that of generation 4."""
+    gpu = next((g for r in evidence.readings for g in r.gpus if g.ref.bus_id == bus_id), None)
+    name = "gen5" if gpu and (gpu.gen_max or 0) >= 5 else "gen4"
+    lanes = (gpu.width_current if gpu else None) or 16
+    return settings.limit(f"replay.per_minute_per_lane_{name}") * lanes * 60

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from opsctl.gpu import state
 from opsctl.gpu.checks.host import unanswered
 from opsctl.gpu.checks.over import fail, sound, warn
-from opsctl.gpu.model import Evidence, Found, skip
+from opsctl.gpu.model import Evidence, Found
 from opsctl.gpu.settings import Settings
 
 
@@ -28,12 +29,15 @@ def unit(evidence: Evidence, settings: Settings) -> list[Found]:
     found = evidence.host.unit
     if found is None:
         return unanswered(evidence.host, "svc.unit", "no unit was named")
-    state = f"{found.name} {found.active}/{found.sub}"
+    said = f"{found.name} {found.active}/{found.sub}"
     if found.active == "failed" or found.result not in (None, "", "success"):
-        return [fail(f"{state}, result {found.result}", found.result, "success")]
+        return [fail(f"{said}, result {found.result}", found.result, "success")]
     if found.kill_mode in ("process", "none"):
         return [warn(f"KillMode={found.kill_mode} leaves the schedulers behind", found.kill_mode, "mixed")]
-    return [sound(f"{state}, {found.restarts or 0} restarts", found.active)]
+    restarts = state.since(evidence.before, evidence)[1].get(("restarts", found.name), 0) if evidence.before else 0
+    if restarts > 0:
+        return [warn(f"{said}, {restarts:.0f} new restarts", restarts, 0)]
+    return [sound(f"{said}, {found.restarts or 0} restarts", found.active)]
 
 
 def ready(evidence: Evidence, settings: Settings) -> list[Found]:
@@ -50,6 +54,6 @@ def live(evidence: Evidence, settings: Settings) -> list[Found]:
             fail(f"/health {host.health_status or 'unknown'}, but /health_generate does not answer", "no answer", 200)
         ]
     if host.generate_status is None:
-        return skip(dict(host.reasons).get("svc.live", "no endpoint was asked"))
+        return unanswered(host, "svc.live", "no endpoint was asked, or /health is not 200")
     good = host.generate_status == 200
     return [(sound if good else fail)(f"/health_generate {host.generate_status}", host.generate_status, 200)]

@@ -27,7 +27,7 @@ def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
     host, pci = evidence.host, evidence.pci
     devices = {d.bus_id: d for d in pci or ()}
     gpus = [d for d in pci or () if d.gpu]
-    mode = iommu_mode(host.cmdline, gpus)
+    mode = "off" if host.iommu_off else iommu_mode(host.cmdline, gpus)
     bridges = _redirecting(gpus, devices)
     told_acs = any(devices[b].acs_redirect is not None for g in gpus for b in g.parents if b in devices)
     faults = [

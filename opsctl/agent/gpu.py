@@ -1,0 +1,162 @@
+"""Gather what `opsctl health` judges: one call, its sections side by side, each with its own limit. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from opsctl.agent import detached, gpuhost, gpupci, gpuproc
+from opsctl.agent.protocol import Context
+
+SMI = "nvidia-smi"
+QUICK = 10.0  # seconds for a program that normally answers at once
+_CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
+_ALSO = ":/usr/sbin:/sbin:/usr/bin:/bin"  # a login without root often lacks the folders where these tools live
+_SHOWN = "Id,ActiveState,SubState,Result,NRestarts,ExecMainStatus,KillMode,TimeoutStopUSec,MainPID,ControlGroup"
+_KERNEL_LOG = (
+    ["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", "-q"],
+    ["dmesg", "--time-format", "iso"],
+    ["dmesg"],
+)
+
+Json = Dict[str, Any]
+
+
+def gather(
+    call: Context,
+    keep: str = ".",
+    limit: float = 25.0,
+    root: str = "/",
+    path: Optional[str] = None,
+    folders: Optional[List[str]] = None,
+    weights: Optional[str] = None,
+    unit: Optional[str] = None,
+    port: Optional[int] = None,
+    servers: Optional[List[Json]] = None,
+) -> Json:
+    """Facts about this host, as texts and numbers; the judging is done elsewhere.
+
+    keep: pattern of the kernel lines worth sending. limit: seconds for nvidia-smi. root, path: other trees and
+    programs, for tests. servers: records of our servers (cgroup, sid, main_pid), to know whose a process is.
+    """
+    env = dict(os.environ, PATH=path or os.environ.get("PATH", os.defpath) + _ALSO)
+    entries = gpuproc.table(root)
+    stuck = gpuproc.stuck(entries, SMI)
+    tasks: Dict[str, Callable[[], Any]] = {
+        "smi": lambda: _smi(call, env, limit, stuck),
+        "klog": lambda: _kernel_log(call, env, keep),
+        "pci": lambda: gpupci.devices(root),
+        "host": lambda: gpuhost.facts(root, folders or ["/", "/tmp"]),
+        "module": lambda: _line(call, env, ["modinfo", "-F", "version", "nvidia"]),
+        "persistenced": lambda: _line(call, env, ["systemctl", "is-active", "nvidia-persistenced"]),
+        "ntp": lambda: _line(call, env, ["timedatectl", "show", "-p", "NTPSynchronized", "--value"]),
+    }
+    if unit:
+        tasks["unit"] = lambda: _answer(call, env, ["systemctl", "show", unit, "-p", _SHOWN])
+    if port:
+        tasks["listeners"] = lambda: _answer(call, env, ["ss", "-Hltnp", "sport = :%d" % port])
+        tasks["endpoint"] = lambda: gpuhost.endpoint(port, 30.0)
+    if weights:
+        tasks["weights"] = lambda: gpuhost.weights(root, weights)
+    found = _side_by_side(tasks, max(limit, 35.0 if port else 0.0, 2 * QUICK) + 2 * detached.GRACE + 1.0)
+    smi = found.get("smi") or {"timed_out": True, "seconds": limit}
+    found["smi"] = smi
+    server = _server_pid(found)
+    if server:
+        found["limits"] = gpuhost.limits(root, server)
+    found["processes"] = _processes(entries, smi, servers or [], server, root)
+    return found
+
+
+def _side_by_side(tasks: Dict[str, Callable[[], Any]], seconds: float) -> Json:
+    """The results of the tasks that ended in time. A thread that hangs is left: it is a daemon and holds nothing."""
+    results: Json = {}
+    errors: Json = {}
+
+    def do(name: str, task: Callable[[], Any]) -> None:
+        try:
+            results[name] = task()
+        except Exception as error:  # noqa: BLE001  one section must not take the others with it; it is reported
+            errors[name] = "%s: %s" % (type(error).__name__, error)
+
+    threads = [threading.Thread(target=do, args=item, daemon=True) for item in tasks.items()]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = {name: "no answer in time" for name in tasks if name not in results and name not in errors}
+    return dict(results, errors=dict(errors, **late))
+
+
+def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int]) -> Json:
+    """The one call of nvidia-smi. While another one hangs in the kernel it is not made: it would hang as well."""
+    if stuck:
+        return {"stuck": stuck}
+    program = _which(SMI, env)
+    if program is None:
+        return {"missing": True}
+    ran = detached.run(call, [program, "-q", "-x"], limit, env)
+    if ran.code is None:
+        return {"missing": True} if ran.missing else {"timed_out": True, "seconds": ran.seconds}
+    return {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
+
+
+def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:
+    """The worthwhile lines of this boot, from the first source that may be read."""
+    worth = re.compile(keep + "|Linux version|suppressed|Suppressed|dropped")
+    refused = False
+    for argv in _KERNEL_LOG:
+        program = _which(argv[0], env)
+        if program is None:
+            continue
+        ran = detached.run(call, [program] + argv[1:], QUICK, env)
+        lines = ran.out.splitlines()
+        refused = refused or bool(re.search(r"not permitted|[Pp]ermission denied", ran.out[:2000]))
+        if ran.code == 0 and any(line and not line.startswith("-- ") for line in lines):
+            kept = [line for line in lines if worth.search(line)]
+            return {"source": argv[0], "lines": len(lines), "text": "\n".join(kept)}
+    return {"unreadable": "no permission to read the kernel log" if refused else "no kernel log can be read"}
+
+
+def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Optional[int], root: str) -> List[Json]:
+    named = {int(pid) for pid in re.findall(r"<pid>(\d+)</pid>", smi.get("text", ""))}
+    if server:
+        named.add(server)
+    kept = gpuproc.interesting(entries, named, servers)
+    again = gpuproc.states(root, [e["pid"] for e in kept if e["state"] == "D"])
+    return [dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D") for e in kept]
+
+
+def _server_pid(found: Json) -> Optional[int]:
+    match = re.search(r"^MainPID=([1-9]\d*)$", found.get("unit") or "", re.MULTILINE)
+    return int(match.group(1)) if match else None
+
+
+def _line(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:
+    text = _answer(call, env, argv)
+    return text.strip().splitlines()[0] if text and text.strip() else None
+
+
+def _answer(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:
+    """What a program says; None when it is missing or hangs. `is-active` answers with a code of its own."""
+    program = _which(argv[0], env)
+    if program is None:
+        return None
+    ran = detached.run(call, [program] + argv[1:], QUICK, env, 1 << 20)
+    usable = ran.code == 0 or (argv[1] == "is-active" and ran.code is not None)
+    return ran.out if usable else None
+
+
+def _which(name: str, env: Dict[str, str]) -> Optional[str]:
+    for folder in env.get("PATH", os.defpath).split(os.pathsep):
+        candidate = os.path.join(folder, name)
+        if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    return None
+
+
+CALLS = {"gather": gather}

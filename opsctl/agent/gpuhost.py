@@ -1,0 +1,136 @@
+"""The rest of the host: small files of /proc and /sys, file systems, weights, the server's endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import time
+from typing import Any, Dict, List, Optional
+
+
+def facts(root: str, folders: List[str]) -> Dict[str, Any]:
+    """Everything that is read without starting a program."""
+    proc, cpu = os.path.join(root, "proc"), os.path.join(root, "sys/devices/system/cpu")
+    return {
+        "now": time.time(),
+        "boot_id": _text(proc, "sys/kernel/random/boot_id"),
+        "driver_loaded": _driver(root),
+        "cmdline": _text(proc, "cmdline"),
+        "numa_balancing": _number(proc, "sys/kernel/numa_balancing"),
+        "meminfo": _text(proc, "meminfo"),
+        "file_nr": _text(proc, "sys/fs/file-nr"),
+        "governors": _governors(cpu),
+        "cpus_online": _count(_text(cpu, "online")),
+        "cpus_present": _count(_text(cpu, "present")),
+        "hugepages": _text(root, "sys/kernel/mm/transparent_hugepage/enabled"),
+        "mounts": [m for m in (_mount(root, f) for f in ["/dev/shm", *folders]) if m],
+        "reboot_required": any(os.path.exists(os.path.join(root, p, "reboot-required")) for p in ("run", "var/run")),
+        "kernel_running": _text(proc, "sys/kernel/osrelease"),
+        "kernel_installed": _installed(root),
+        "iommus": len(_names(os.path.join(root, "sys/class/iommu"))),
+    }
+
+
+def weights(root: str, folder: str) -> Optional[Dict[str, Any]]:
+    """Which shards of the index are missing; None without an index."""
+    here = os.path.join(root, folder.lstrip("/"))
+    for name in sorted(_names(here)):
+        if name.endswith(".safetensors.index.json"):
+            try:
+                with open(os.path.join(here, name), encoding="utf-8") as stream:
+                    shards = sorted(set(json.load(stream)["weight_map"].values()))
+            except (OSError, ValueError, KeyError, AttributeError, TypeError):
+                return None
+            missing = [s for s in shards if not os.path.exists(os.path.join(here, s))]
+            return {"missing": missing, "found": len(shards) - len(missing)}
+    return None
+
+
+def limits(root: str, pid: int) -> str:
+    return _text(os.path.join(root, "proc", str(pid)), "limits")
+
+
+def endpoint(port: int, seconds: float) -> Dict[str, Any]:
+    """/health, and when that is 200 /health_generate, which makes one token."""
+    found: Dict[str, Any] = {"health": _get(port, "/health", 5.0)}
+    if found["health"] == 200:
+        found["generate"] = _get(port, "/health_generate", seconds)
+        found["timed_out"] = found["generate"] is None
+    return found
+
+
+def _get(port: int, path: str, seconds: float) -> Optional[int]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException, socket.timeout):
+        return None
+    finally:
+        connection.close()
+
+
+def _driver(root: str) -> Optional[str]:
+    text = _text(root, "proc/driver/nvidia/version")
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", text)
+    return found.group(1) if found else _text(root, "sys/module/nvidia/version") or None
+
+
+def _governors(cpu: str) -> List[str]:
+    found = {_text(os.path.join(cpu, n), "cpufreq/scaling_governor") for n in _names(cpu) if re.match(r"cpu\d+$", n)}
+    return sorted(found - {""})
+
+
+def _count(ranges: str) -> Optional[int]:
+    """'0-3,8' -> 5."""
+    if not re.match(r"^\d+(-\d+)?(,\d+(-\d+)?)*$", ranges):
+        return None
+    pairs = [part.split("-") for part in ranges.split(",")]
+    return sum(int(p[-1]) - int(p[0]) + 1 for p in pairs)
+
+
+def _mount(root: str, folder: str) -> Optional[Dict[str, Any]]:
+    try:
+        said = os.statvfs(os.path.join(root, folder.lstrip("/")))
+    except OSError:
+        return None
+    return {
+        "path": folder,
+        "use": "shm" if folder == "/dev/shm" else "disk",
+        "size": said.f_blocks * said.f_frsize,
+        "available": said.f_bavail * said.f_frsize,
+        "inodes": said.f_files,
+        "inodes_free": said.f_favail,
+        "read_only": bool(said.f_flag & os.ST_RDONLY),
+    }
+
+
+def _installed(root: str) -> Optional[str]:
+    """The kernel that the next boot takes, where a link names it."""
+    for link in ("boot/vmlinuz", "vmlinuz"):
+        with contextlib.suppress(OSError):
+            target = os.path.basename(os.readlink(os.path.join(root, link)))
+            if target.startswith("vmlinuz-"):
+                return target[len("vmlinuz-") :]
+    return None
+
+
+def _number(folder: str, name: str) -> Optional[int]:
+    text = _text(folder, name)
+    return int(text) if re.match(r"^-?\d+$", text) else None
+
+
+def _text(folder: str, name: str) -> str:
+    with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="replace") as stream:
+        return stream.read(65536).strip("\n\0 ")
+    return ""
+
+
+def _names(folder: str) -> List[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []

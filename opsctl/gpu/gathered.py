@@ -1,0 +1,173 @@
+"""From what the agent gathered on a host (opsctl/agent/gpu.py) to evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opsctl.agent.protocol import Call
+from opsctl.errors import Unreadable
+from opsctl.gpu import hosttext, klog, smi_errors, smi_xml
+from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun
+from opsctl.gpu.ownership import ProcessEntry, ProcessTable, ServerRecord
+from opsctl.gpu.wanted import Wanted
+from opsctl.text import one_line
+
+Json = Mapping[str, Any]
+
+
+def ask(wanted: Wanted) -> Call:
+    """The one call that gathers everything."""
+    return Call(
+        "gpu.gather",
+        {
+            "keep": klog.WORTH.pattern,
+            "limit": wanted.smi_seconds,
+            "folders": list(wanted.folders),
+            "weights": wanted.weights,
+            "unit": wanted.unit,
+            "port": wanted.port,
+        },
+    )
+
+
+def evidence(found: Json, wanted: Wanted, *, offset: float | None = None) -> Evidence:
+    """offset: the host's clock minus ours, in seconds, measured around the call."""
+    run, reading, refused = _smi(found.get("smi") or {})
+    host = _host(found, wanted, offset)
+    return Evidence(
+        readings=(reading,) if reading else (),
+        smi_errors=refused,
+        smi_run=run,
+        kernel=_kernel(found.get("klog")),
+        pci=_pci(found.get("pci")),
+        table=_table(found, host, reading),
+        host=host,
+    )
+
+
+def _smi(said: Json) -> tuple[SmiRun, Reading | None, tuple[Any, ...]]:
+    if said.get("stuck"):
+        return SmiRun(stuck_pids=tuple(said["stuck"])), None, ()
+    if said.get("missing"):
+        return SmiRun(missing=True), None, ()
+    if said.get("timed_out"):
+        return SmiRun(seconds=said.get("seconds"), timed_out=True), None, ()
+    text, code = str(said.get("text", "")), said.get("code")
+    refused = smi_errors.read(text, code)
+    start = text.find("<?xml")
+    reading, garbage = None, None
+    if start >= 0:
+        try:
+            reading = smi_xml.read(text[start:])
+        except Unreadable as error:
+            garbage = error.message
+    elif not refused:
+        garbage = one_line(text, 120) or f"nothing, exit code {code}"
+    return SmiRun(seconds=said.get("seconds"), garbage=garbage, rc=code), reading, refused
+
+
+def _kernel(said: Json | None) -> KernelLog:
+    if not said or said.get("unreadable"):
+        return KernelLog(unreadable=(said or {}).get("unreadable") or "the kernel log did not answer in time")
+    return replace(klog.read(said["text"]), lines=said["lines"])
+
+
+def _pci(said: Sequence[Json] | None) -> tuple[PciDevice, ...] | None:
+    if said is None:
+        return None
+    return tuple(PciDevice(**{**device, "parents": tuple(device["parents"])}) for device in said)
+
+
+def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
+    said: Json = found.get("host") or {}
+    fields: dict[str, Any] = {
+        "driver_loaded": said.get("driver_loaded"),
+        "driver_on_disk": found.get("module"),
+        "persistence_daemon": _word(found.get("persistenced")),
+        "cmdline": said.get("cmdline") or None,
+        "numa_balancing": said.get("numa_balancing"),
+        "governors": tuple(said.get("governors") or ()) or None,
+        "cpus_online": said.get("cpus_online"),
+        "cpus_present": said.get("cpus_present"),
+        "mounts": tuple(Mount(**m) for m in said["mounts"]) if "mounts" in said else None,
+        "reboot_required": said.get("reboot_required"),
+        "kernel_running": said.get("kernel_running") or None,
+        "kernel_installed": said.get("kernel_installed"),
+        "hugepages": _chosen(said.get("hugepages", "")),
+        "clock_synced": {"yes": True, "no": False}.get(found.get("ntp") or ""),
+        "now": said.get("now"),
+        "clock_offset": offset,
+        "port": wanted.port,
+        "iommu_off": said.get("iommus") == 0 if "iommus" in said else None,
+        "reasons": _reasons(found),
+    }
+    for text, read in (
+        (said.get("meminfo"), hosttext.meminfo),
+        (said.get("file_nr"), hosttext.file_nr),
+        (found.get("unit"), hosttext.unit),
+        (found.get("limits"), hosttext.limits),
+    ):
+        fields.update((text and read(text)) or {})
+    if found.get("listeners") is not None:
+        fields.update(hosttext.listeners(found["listeners"]) or {"listeners": ()})
+    if fields.get("unit"):
+        fields["server_pid"] = fields["unit"].main_pid or None
+    if shards := found.get("weights"):
+        fields.update(weights_missing=tuple(shards["missing"]), weights_found=shards["found"])
+    if answers := found.get("endpoint"):
+        fields.update(
+            health_status=answers.get("health"),
+            generate_status=answers.get("generate"),
+            generate_timed_out=bool(answers.get("timed_out")),
+        )
+    return Host(**fields)
+
+
+def _reasons(found: Json) -> tuple[tuple[str, str], ...]:
+    """Why a section is missing, for the checks that live on it."""
+    late: Json = found.get("errors") or {}
+    families = {"host": "host.", "unit": "svc.unit", "endpoint": "svc."}
+    return tuple((families[name], why) for name, why in late.items() if name in families)
+
+
+def _table(found: Json, host: Host, reading: Reading | None) -> ProcessTable | None:
+    said = found.get("processes")
+    if said is None:
+        return None
+    listed = tuple((p.pid, p.memory_mib) for g in (reading.gpus if reading else ()) for p in g.processes or ())
+    return ProcessTable(
+        processes=tuple(ProcessEntry(**entry) for entry in said),
+        boot_id=(found.get("host") or {}).get("boot_id", ""),
+        gpu_pids=_summed(listed),
+        records=_records(host),
+    )
+
+
+def _summed(listed: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, float | None], ...]:
+    """One entry per process: it may hold memory on several GPUs."""
+    total: dict[int, float | None] = {}
+    for pid, mib in listed:
+        before = total.get(pid)
+        total[pid] = mib if before is None else before + (mib or 0)
+    return tuple(total.items())
+
+
+def _records(host: Host) -> tuple[ServerRecord, ...]:
+    unit = host.unit
+    if unit is None or not unit.control_group:
+        return ()
+    return (ServerRecord(unit.name, cgroup=unit.control_group, main_pid=unit.main_pid or None),)
+
+
+def _word(text: str | None) -> str | None:
+    """The answer of `systemctl is-active`, when it is one and not a complaint."""
+    return text if text and re.fullmatch(r"[a-z-]+", text) else None
+
+
+def _chosen(text: str) -> str | None:
+    """'always [madvise] never' -> 'madvise'."""
+    found = re.search(r"\[(\w+)\]", text)
+    return found[1] if found else None

@@ -1,0 +1,64 @@
+"""What has happened since the last look: counters taken from evidence, and compared. The caller keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opsctl.gpu.model import Evidence, State
+
+Counters = dict[tuple[str, str], float]
+
+
+def of(evidence: Evidence, *, at: float, boot_id: str) -> State:
+    """The counters in `evidence`."""
+    found: Counters = {}
+    for device in evidence.pci or ():
+        for name in ("aer_correctable", "aer_nonfatal", "aer_fatal"):
+            _keep(found, name, device.bus_id, getattr(device, name))
+    for gpu in (g for r in evidence.readings for g in r.readable):
+        for name in ("replays", "hw_thermal_us", "hw_power_brake_us"):
+            _keep(found, name, gpu.ref.bus_id, getattr(gpu, name))
+    unit = evidence.host.unit
+    if unit is not None:
+        _keep(found, "restarts", unit.name, unit.restarts)
+    return State(at, boot_id, found)
+
+
+def now(evidence: Evidence) -> State:
+    """The counters with the host's own clock and boot."""
+    table = evidence.table
+    return of(evidence, at=evidence.host.now or 0.0, boot_id=table.boot_id if table else "")
+
+
+def since(before: State, evidence: Evidence) -> tuple[float, Mapping[tuple[str, str], float]]:
+    """Hours between the two looks, and how much each counter known to both has grown.
+
+    After a reboot, or where a counter went back (a reset GPU), the whole count is new.
+    """
+    after = now(evidence)
+    rebooted = before.boot_id != after.boot_id
+    grown = {}
+    for key, value in after.counters.items():
+        earlier = before.counters.get(key)
+        if rebooted or (earlier is not None and value < earlier):
+            grown[key] = value
+        elif earlier is not None:
+            grown[key] = value - earlier
+    return max(after.at - before.at, 0.0) / 3600, grown
+
+
+def dump(state: State) -> dict[str, Any]:
+    """As JSON."""
+    counters = [[what, which, value] for (what, which), value in sorted(state.counters.items())]
+    return {"at": state.at, "boot_id": state.boot_id, "counters": counters}
+
+
+def load(data: Mapping[str, Any]) -> State:
+    """From what `dump` gave."""
+    return State(data["at"], data["boot_id"], {(what, which): value for what, which, value in data["counters"]})
+
+
+def _keep(found: Counters, what: str, which: str | None, value: float | None) -> None:
+    if which and value is not None:
+        found[what, which] = float(value)

@@ -1,0 +1,55 @@
+"""What the inventory says about a host that its health depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from opsctl.errors import UsageError
+from opsctl.gpu.profile import Profile
+from opsctl.gpu.settings import Settings
+from opsctl.text import did_you_mean
+
+
+class _Model(BaseModel):
+    """The variable `health` of a host."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    profile: dict[str, Any] = Field(default_factory=dict)
+    thresholds: dict[str, float] = Field(default_factory=dict)
+    unit: str | None = None
+    port: int | None = Field(None, ge=1, le=65535)
+    folders: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """unit, port: of the server; folders: whose file systems must have room; weights: a folder with an index."""
+
+    settings: Settings = field(default_factory=Settings)
+    unit: str | None = None
+    port: int | None = None
+    folders: tuple[str, ...] = ("/", "/tmp")
+    weights: str | None = None
+
+    @property
+    def smi_seconds(self) -> float:
+        return self.settings.limit("smi.fail")
+
+
+def load(data: Mapping[str, Any], where: str) -> Wanted:
+    """From the host's variable `health`. Raises UsageError."""
+    try:
+        model = _Model.model_validate(dict(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        hint = did_you_mean(name, _Model.model_fields) if first["type"] == "extra_forbidden" else None
+        raise UsageError(f"health: {name}: {first['msg'].lower()}", where=where, hint=hint) from error
+    settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
+    return Wanted(settings, model.unit, model.port, tuple(model.folders), model.weights)
