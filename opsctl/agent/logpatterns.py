@@ -13,9 +13,9 @@ from typing import Dict, List, NamedTuple, Pattern, Tuple
 PREFIX = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] ?")
 ANSI = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9])")
 
-ACCEPT = re.compile(rb", accept len: (\d+(?:\.\d+)?)")
-RATE = re.compile(rb", accept rate: (\d+(?:\.\d+)?)")
-THROUGHPUT = re.compile(rb"gen throughput \(token/s\): (\d+(?:\.\d+)?)")
+ACCEPT = re.compile(rb", accept len: (\d*\.?\d+)")
+RATE = re.compile(rb", accept rate: (\d*\.?\d+)")
+THROUGHPUT = re.compile(rb"gen throughput \(token/s\): (\d*\.?\d+)")
 
 
 class Mark(NamedTuple):
@@ -217,7 +217,7 @@ PROBLEMS: Tuple[Tuple[str, Pattern[bytes]], ...] = (
     ("segfault", re.compile(rb"Segmentation fault|code=dumped|exit code -11\b|status=11/SEGV|Fatal Python error")),
 )
 EXCEPTION = re.compile(
-    rb"(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout"
+    rb"(?:\[rank\d+\]: ?)?((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Exit|Interrupt|Timeout"
     rb"|OutOfResources|Failure|Fault|Expired|Warning|Abort|Refused)\w*)(?::(?: (.*))?)?$"
     rb"|(?:[a-z_]\w*\.)+([A-Z]\w+): (.+)$"
 )

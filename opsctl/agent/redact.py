@@ -36,8 +36,12 @@ MAX_LINE = 1 << 20  # what is longer is cut: a request body, never a log line wo
 _MARK = b"[REDACTED/"
 _SHORTEST_VALUE = 4
 _CUT = re.compile(rb"[\s'\",;{}\[\]()]")
-# Decode and Prefill lines are most of a server log and hold numbers only.
-_ROUTINE = re.compile(rb"\[[0-9 :.\-A-Z_]+\] (?:Decode|Prefill) batch[ \w.,:#/()\[\]%+-]*\r?$")
+_TOGETHER = 64  # lines that a pattern is tried on at once: few enough that its hints are mostly absent
+# Decode, Prefill and plain access lines are most of a server log and hold nothing to hide.
+_ROUTINE = re.compile(
+    rb"\[[0-9 :.\-A-Z_]+\] (?:(?:Decode|Prefill) batch[ \w.,:#/()\[\]%+-]*"
+    rb"|INFO:     [\d.]+:\d+ - \"[A-Z]+ [\w/.-]{1,80} HTTP/[\d.]+\" \d{3}[ A-Za-z]*)\r?$"
+)
 _REQUEST = re.compile(rb"(?:Receive|Receive OpenAI|Finish): obj=|\"event\": ?\"request\.(?:received|finished)")
 _REQUEST_FACTS = re.compile(
     rb"['\"]?\b(rid|completion_tokens|prompt_tokens|cached_tokens|e2e_latency|max_new_tokens|temperature|"
@@ -104,10 +108,11 @@ class Redactor:
             if len(line) + dropped > MAX_LINE:
                 lines[i] = _cut(line, dropped)
         self._dropped = 0
-        dirty = [i for i, line in enumerate(lines) if line and not _ROUTINE.match(line)]
-        if dirty:
-            clean = self._clean(b"\n".join([lines[i] for i in dirty])).split(b"\n")
-            for i, line in zip(dirty, clean):
+        dirty = [i for i, line in enumerate(lines) if line and (self._identities or not _ROUTINE.match(line))]
+        for first in range(0, len(dirty), _TOGETHER):
+            some = dirty[first : first + _TOGETHER]
+            clean = self._clean(b"\n".join([lines[i] for i in some])).split(b"\n")
+            for i, line in zip(some, clean):
                 lines[i] = line
         return b"\n".join(lines)
 

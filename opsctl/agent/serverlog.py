@@ -89,7 +89,7 @@ class Scanner:
             "dropped_marks": self.marks - len(kept),
             "decode": self._decode.result(),
             "samples": self._samples,
-            "ranks": self._ranks,
+            "ranks": {rank: {**seen, "last": self._safe(seen["last"], 160)} for rank, seen in self._ranks.items()},
             "first_at": self._first_stamp.decode("ascii", "replace") or None,
             "last_at": self._stamp.decode("ascii", "replace") or None,
             "lines": self.lines,
@@ -187,6 +187,8 @@ class Scanner:
         for key, value in fields.items():
             if value is not None:
                 mark[key] = self._safe(value, MOST_ARGS if key == "args" else MOST_TEXT)
+        if not stamp:
+            mark["loose"] = True  # no time of its own
         if name == "start":
             mark["before"] = _text(self._before) or None
         self._keep(mark)
@@ -211,7 +213,7 @@ class Scanner:
             seen = self._ranks[rank.decode()] = {"lines": 0}
         seen["lines"] += 1
         seen["last_at"] = _text(stamp)
-        seen["last"] = self._safe(message[:160], 160)
+        seen["last"] = message[:MOST_TEXT]
 
     def _sample(self, message: bytes) -> None:
         for start in _SAMPLES:

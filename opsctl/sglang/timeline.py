@@ -115,7 +115,7 @@ def build(scan: Mapping[str, Any]) -> Summary:
     lives: list[_Life] = []
     candidates: list[Candidate] = []
     events: list[Event] = []
-    for index, mark in enumerate(scan["marks"]):
+    for index, mark in enumerate(_dated(scan["marks"])):
         life = _place(mark, lives)
         _progress(mark, life)
         found = candidate(mark, index, len(lives) - 1, life.ready_at if life else None)
@@ -162,7 +162,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "decode": {
             "lines": decode["lines"],
             "accept_length": {key: accept.get(key) for key in ("mean", "last", "min", "max")},
-            "accept_rate": {key: (decode["accept_rate"] or {}).get(key) for key in ("mean", "last")},
+            "last_accept_rate": decode["last_accept_rate"],
             "throughput": {key: throughput.get(key) for key in ("mean", "max")},
             "bucket_seconds": decode["bucket_seconds"],
             "series": series(decode),
@@ -178,6 +178,21 @@ def series(decode: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Acceptance and throughput over time, to plot: {at, lines, accept, throughput} per bucket of `bucket_seconds`."""
     epoch = datetime(1970, 1, 1)
     return [{**point, "at": str(epoch + timedelta(seconds=point["at"]))} for point in decode["series"]]
+
+
+_END = {"exception", "child_failed", "child_exit", "watchdog"}
+
+
+def _dated(marks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A line without a time of its own, just before the end of a process, has the time of that end."""
+    dated: list[Mapping[str, Any]] = []
+    later: Mapping[str, Any] | None = None
+    for mark in reversed(marks):
+        if mark.get("loose") and later is not None and (later["name"] in _END or later.get("dated")):
+            mark = {**mark, "at": later["at"], "dated": True}
+        dated.append(mark)
+        later = mark
+    return dated[::-1]
 
 
 def _place(mark: Mapping[str, Any], lives: list[_Life]) -> _Life | None:
