@@ -6,30 +6,35 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.sglang.chat_template import ChatTemplate
-    from opsctl.sglang.http import ServerInfo
+    from opsctl.sglang.http import Server, ServerInfo
     from opsctl.sglang.probe import Plan, Progress
     from opsctl.sglang.probe_findings import Finding
     from opsctl.sglang.probe_result import Baseline
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
-_REQUEST_TIMEOUT = 600.0  # seconds without a byte from the server; a long prompt may wait for its turn that long
 
 
 @app.callback(invoke_without_command=True)
 def probe(
     context: typer.Context,
     url: Annotated[str | None, typer.Option(help="Address of the server, such as http://127.0.0.1:30000.")] = None,
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    port: Annotated[int | None, typer.Option(help="With --host: port of the server, where several run.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSONL file: messages, prompt or input_ids a line.")] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at a time, one level after the other: 1,4,16.")] = "1",
     max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 128,
@@ -49,14 +54,8 @@ def probe(
     """Measure acceptance length, throughput and latency."""
     if context.invoked_subcommand:
         return
-    if url is None:
-        raise UsageError("nothing to probe", hint="give the server's address: opsctl probe --url http://HOST:PORT")
-    import httpx
-
     from opsctl.cli import probe_view
-    from opsctl.secret import Secret
     from opsctl.sglang import gates, probe_store
-    from opsctl.sglang.http import Server
     from opsctl.sglang.probe import measure
     from opsctl.sglang.probe_findings import findings
     from opsctl.sglang.probe_result import summarise, to_json, words
@@ -65,18 +64,16 @@ def probe(
     known = _baseline(baseline)
     plan = _plan(prompts, concurrency, max_tokens, temperature)
     key = os.environ.get(api_key_env) or None
-    timeout = httpx.Timeout(_REQUEST_TIMEOUT, connect=10)
-    limits = httpx.Limits(max_connections=max(plan.concurrency) + 1)
-    with httpx.Client(base_url=_address(url), timeout=timeout, limits=limits, trust_env=False) as http:
-        server = Server(http, Secret(key) if key else None)
-        info = server.info()
-        measured = measure(server, info, plan, _template(chat_template, info), _progress())
+    with _reached(url, inventory, host, port, key, max(plan.concurrency)) as reached:
+        info = reached.server.info()
+        template = _template(chat_template, info, reached.read)
+        measured = measure(reached.server, info, plan, template, _progress())
     summary = summarise(measured, known)
     noticed = findings(measured, summary, with_key=bool(key))
-    result = to_json(measured, summary) | {"url": url, "findings": [_finding_json(f) for f in noticed]}
+    result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
     outcomes = gates.judge(wanted, result)
     result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]
-    run = probe_store.keep(result, url.split("://")[-1])
+    run = probe_store.keep(result, reached.name)
     if as_json:
         typer.echo(json.dumps(result | {"run": run}))
     else:
@@ -138,30 +135,75 @@ def _baseline(text: str | None) -> Baseline | None:
     return Baseline(first["per_request"], tuple(result.get("outputs", {}).items()))
 
 
-def _address(url: str) -> str:
-    if not re.match(r"https?://[^/\s]+", url):
-        raise UsageError(f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000")
-    return url
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A server, and how to read a file beside it. name: what its results are kept under."""
+
+    name: str
+    server: Server
+    read: Callable[[str], str | None]
 
 
-def _template(given: Path | None, info: ServerInfo) -> ChatTemplate | None:
-    """The template of the folder that was named, else of the model's own folder where this machine has it."""
+@contextmanager
+def _reached(
+    url: str | None, inventory: str | None, pattern: str | None, port: int | None, key: str | None, at_once: int
+) -> Iterator[_Reached]:
+    """The server at `url`, or on the host, reached through its connection."""
+    import httpx
+
+    from opsctl.secret import Secret
+    from opsctl.sglang import gather
+    from opsctl.sglang.http import Server
+
+    secret = Secret(key) if key else None
+    if url is not None:
+        if not re.match(r"https?://[^/\s]+", url):
+            raise UsageError(
+                f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000"
+            )
+        limits = httpx.Limits(max_connections=at_once + 1)
+        with httpx.Client(base_url=url, timeout=30, limits=limits, trust_env=False) as http:
+            yield _Reached(url.split("://")[-1], Server(http, secret), _read_here)
+        return
+    from opsctl.agent.protocol import Call
+    from opsctl.cli.hosts import the_host
+    from opsctl.errors import RemoteError
+    from opsctl.remote.host import connect
+
+    if pattern is None:
+        raise UsageError("nothing to probe", hint="give --url http://HOST:PORT, or --host NAME")
+    chosen = the_host(inventory, pattern)
+    with connect(chosen.connection()) as remote:
+        running = gather.choose(remote.call(Call("servers.find")).result, port)
+        if running is None and port is None:
+            raise UsageError("no SGLang server runs there", where=chosen.name, hint="`opsctl server start` starts one")
+
+        def read(path: str) -> str | None:
+            try:
+                return remote.call(Call("files.read", {"path": path})).body.decode("utf-8", "replace")
+            except RemoteError:
+                return None
+
+        with remote.http(port or gather.port_of(running or {})) as http:
+            yield _Reached(chosen.name, Server(http, secret), read)
+
+
+def _read_here(path: str) -> str | None:
+    place = Path(path)
+    return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
+
+
+def _template(given: Path | None, info: ServerInfo, read: Callable[[str], str | None]) -> ChatTemplate | None:
+    """The template of the folder that was named, else of the model's own folder where it can be read."""
     from opsctl.sglang.chat_template import read_template
 
-    place = given or Path(info.tokenizer_path or info.model_path or "")
-    if not place.is_dir():
-        if given:
-            raise UsageError(f"not a folder: {given}", where="--chat-template")
-        return None
-
-    def read(name: str) -> str | None:
-        path = place / name
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-
-    found = read_template(read)
-    if given and not found:
-        raise UsageError(f"no chat template in {given}", where="--chat-template")
-    return found
+    if given:
+        found = read_template(lambda name: _read_here(str(given / name)))
+        if not found:
+            raise UsageError(f"no chat template in {given}", where="--chat-template")
+        return found
+    folder = info.tokenizer_path or info.model_path
+    return read_template(lambda name: read(f"{folder}/{name}")) if folder else None
 
 
 def _progress() -> Callable[[Progress], None] | None:

@@ -86,7 +86,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     started = launch.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
-    info, metrics = _served(connect, port or 30000, notes) if process or asked.port else (None, None)
+    info, metrics = _served(connect, port or launch.DEFAULT_PORT, notes) if process or asked.port else (None, None)
     # The log tells the settings of a server that is not there any more.
     log_path = asked.log or (process["log"] if process else None)
     dead = _scan(ask, asked.log, 0, notes) if asked.log and not process else None
@@ -142,9 +142,9 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
 def choose(servers: Sequence[Mapping[str, Any]], port: int | None) -> Mapping[str, Any] | None:
     """The server that is meant; None when none runs. Raises UsageError when several do and no port was named."""
     if port is not None:
-        return next((s for s in servers if _port(s) == port), None)
+        return next((s for s in servers if port_of(s) == port), None)
     if len(servers) > 1:
-        ports = ", ".join(str(_port(s)) for s in servers)
+        ports = ", ".join(str(port_of(s)) for s in servers)
         raise UsageError(f"{len(servers)} servers run here", hint=f"name one by --port: {ports}")
     return servers[0] if servers else None
 
@@ -318,9 +318,10 @@ def _default_ids(draft: Mapping[str, Any] | None, target: Mapping[str, Any] | No
     return ids == [1, n // 2 - 1, n - 4] if isinstance(n, int) else None
 
 
-def _port(server: Mapping[str, Any]) -> int:
+def port_of(server: Mapping[str, Any]) -> int:
+    """The port that a server of `servers.find` listens on."""
     found = launch.parse(server["argv"])
-    return found.port if found and found.port else 30000
+    return found.port if found and found.port else launch.DEFAULT_PORT
 
 
 def _config(data: bytes) -> Mapping[str, Any] | None:

@@ -27,6 +27,7 @@ SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 LOAD_PATHS = ("/v1/loads", "/get_load")
 _ABSENT = (404, 405, 500, 501)
 _PATIENCE = 5.0  # seconds for an answer that needs no generation
+_ANSWER_LIMIT = 600.0  # seconds without a byte of an answer: a long prompt may wait for its turn that long
 _WAKE_LIMIT = 120.0  # seconds for one token of a server that may be compiling its kernels
 
 
@@ -214,7 +215,11 @@ class Server:
         last: dict[str, Any] = {}
         text = ""
         ids: list[int] = []
-        with self._told(), self._http.stream("POST", "/generate", json=body, headers=self._headers) as answer:
+        limit = httpx.Timeout(_ANSWER_LIMIT, connect=10)
+        with (
+            self._told(),
+            self._http.stream("POST", "/generate", json=body, headers=self._headers, timeout=limit) as answer,
+        ):
             if answer.status_code != 200:
                 answer.read()
                 self._check(answer)

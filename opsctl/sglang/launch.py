@@ -57,6 +57,7 @@ FLAGS = (
     Flag("--speculative-draft-attention-backend", "draft_attention_backend", since=Release(0, 5, 7)),
     Flag("--speculative-draft-model-quantization", "draft_quantization", since=Release(0, 5, 7)),
 )
+DEFAULT_PORT = 30000  # of every version
 SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 _CONFIG_SINCE = Release(0, 5, 4)  # --config FILE keeps an API key out of the process list; --config is in its wheel
 
