@@ -50,6 +50,11 @@ def remember(value: str) -> None:
             _revealed.add(part.strip())
 
 
+def revealed() -> frozenset[str]:
+    """What `mask` hides so far, for a CI system that wants to be told as well."""
+    return frozenset(_revealed)
+
+
 def mask(text: str) -> str:
     """`text` with every value that was revealed replaced by `***`, the longest first."""
     for value in sorted(_revealed, key=len, reverse=True):

@@ -89,13 +89,14 @@ def trust(
 
     Compare each fingerprint with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, on its console.
     """
-    from opsctl.remote.trust import accept, look
+    from opsctl.remote.hostkeys import Verdict
+    from opsctl.remote.trust import fetch
 
-    hosts = chosen(inventory, pattern)
-    found = [look(h.connection()) for h in hosts if h.settings.connection != "local"]
-    new = [one for one in found if not one.known]
-    for one in found:
-        typer.echo(printable(f"{one.name}: {one.key.type} {one.key.fingerprint} ({one.verdict.value})"))
+    hosts = [h for h in chosen(inventory, pattern) if h.settings.connection != "local"]
+    found = [(host.name, fetch(host.connection())) for host in hosts]
+    for name, shown in found:
+        typer.echo(printable(f"{name}: {shown.key.type} {shown.key.fingerprint} ({shown.verdict.value})"))
+    new = [(name, shown) for name, shown in found if shown.verdict in (Verdict.UNKNOWN, Verdict.CHANGED)]
     if not new:
         typer.echo("nothing to add")
         return Exit.DONE
@@ -103,9 +104,9 @@ def trust(
         if not sys.stdin.isatty():
             raise UsageError("there is nobody to ask whether to trust these keys", hint="look at them, then add --yes")
         typer.confirm(f"Trust {'this key' if len(new) == 1 else f'these {len(new)} keys'}?", abort=True)
-    for one in new:
-        accept(one)
-        typer.echo(printable(f"{one.name}: added to {one.file}"))
+    for name, shown in new:
+        shown.trust()
+        typer.echo(printable(f"{name}: added to {shown.file}"))
     return Exit.DONE
 
 

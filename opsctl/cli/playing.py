@@ -1,0 +1,182 @@
+"""Running a playbook from any command: options, views, signals, exit code. `opsctl run` and the verbs use it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from opsctl.errors import Exit, OpsctlError, UsageError
+
+if TYPE_CHECKING:
+    from opsctl.engine.events import Event
+    from opsctl.engine.run import Options
+
+Output = Literal["human", "jsonl", "github", "gitlab"]
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to show what happens.")]
+JunitOption = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report.")]
+SummaryOption = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Append a Markdown summary.")]
+HtmlOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the run as an HTML page.")]
+CheckOption = Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")]
+DiffOption = Annotated[
+    bool | None, typer.Option("--diff/--no-diff", help="Show what changes in files (default: in check mode).")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+LockWaitOption = Annotated[
+    str, typer.Option("--lock-wait", metavar="DURATION", help="How long to wait for another operator to finish.")
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show everything, unchanged tasks and times too.")]
+ExitCodeOption = Annotated[
+    bool,
+    typer.Option("--exit-code", help="With --check: end with 3 when something would change, 0 when nothing would."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """How to show a run, and which reports to write."""
+
+    output: Output = "human"
+    diff: bool | None = None
+    verbose: bool = False
+    junit: Path | None = None
+    summary: Path | None = None
+    html: Path | None = None
+
+
+def play(options: Options, showing: Showing) -> Exit:
+    """Run a playbook as `options` say. Raises UsageError before any host is touched."""
+    from opsctl.engine.run import execute, plan
+
+    planned = plan(options)
+    with views(showing, check=options.check) as emit, stoppable() as stop:
+        return execute(planned, options, emit, stop, ask)
+
+
+def ask(question: str) -> bool:
+    """Ask a person on the terminal. Raises UsageError if there is none."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"there is nobody to ask: {question}", hint="add --yes to answer yes")
+    return typer.confirm(question, err=True)
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C (or SIGTERM) sets; the second one interrupts at once."""
+    stop = threading.Event()
+
+    def first(number: int, frame: Any) -> None:
+        stop.set()
+        signal.signal(number, signal.default_int_handler)
+        typer.echo("stopping after what is in progress; once more to stop at once", err=True)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        # The thread that waits for this event would otherwise outlive the run.
+        stop.set()
+
+
+@contextmanager
+def views(showing: Showing, *, check: bool) -> Iterator[Callable[[Event], None]]:
+    """Everything that looks at the events of a run, as one function that can be called from any thread."""
+    from opsctl.report.record import Recorder
+
+    diff = check if showing.diff is None else showing.diff
+    guard = threading.Lock()
+    with ExitStack() as stack:
+        recorder = Recorder()
+        stack.callback(recorder.close)
+        seen: list[Callable[[Event], None]] = [recorder, _main_view(showing, diff, stack), *_reports(showing, stack)]
+
+        def emit(event: Event) -> None:
+            with guard:
+                for view in seen:
+                    view(event)
+
+        yield emit
+
+
+def _main_view(showing: Showing, diff: bool, stack: ExitStack) -> Callable[[Event], None]:
+    match showing.output:
+        case "jsonl":
+            from opsctl.report.jsonl import jsonl_view
+
+            return jsonl_view(typer.echo)
+        case "github":
+            from opsctl.report.ci_view import GithubView
+
+            return GithubView(typer.echo, diff=diff, verbose=showing.verbose)
+        case "gitlab":
+            from opsctl.report.ci_view import GitlabView
+
+            view = GitlabView(typer.echo, diff=diff, verbose=showing.verbose)
+            stack.callback(view.write_report)
+            return view
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from opsctl.report.live import LiveView
+
+        return stack.enter_context(LiveView(Console(), diff=diff, verbose=showing.verbose))
+    from opsctl.report.plain import PlainView
+
+    return PlainView(typer.echo, diff=diff, verbose=showing.verbose)
+
+
+def _reports(showing: Showing, stack: ExitStack) -> Sequence[Callable[[Event], None]]:
+    if not (showing.junit or showing.summary or showing.html):
+        return ()
+    from opsctl.engine.events import to_json
+
+    events: list[dict[str, Any]] = []
+
+    def write() -> None:
+        from opsctl.report.record import Record
+
+        record = Record(str(events[0].get("run", "")) if events else "", tuple(events))
+        if showing.junit:
+            from opsctl.report.run_cases import junit
+
+            _write(showing.junit, junit(record))
+        if showing.summary:
+            from opsctl.report.summary import summary
+
+            _write(showing.summary, summary(record), append=True)
+        if showing.html:
+            from opsctl.report.run_page import run_page
+
+            _write(showing.html, run_page(record))
+
+    stack.callback(write)
+    return (lambda event: events.append(to_json(event)),)
+
+
+def _write(path: Path, text: str, *, append: bool = False) -> None:
+    try:
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def tell_usage(error: OpsctlError, output: Output) -> None:
+    """A mistake that ended the command before a run began, as an annotation where the CI wants one."""
+    if output == "github":
+        from opsctl.report.annotations import Annotation, github
+
+        typer.echo(github(Annotation.of(error)))

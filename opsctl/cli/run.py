@@ -1,0 +1,92 @@
+"""`opsctl run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opsctl.cli.hosts import InventoryOption
+from opsctl.cli.playing import (
+    CheckOption,
+    DiffOption,
+    ExitCodeOption,
+    HtmlOption,
+    JunitOption,
+    LockWaitOption,
+    OutputOption,
+    Showing,
+    SummaryOption,
+    VerboseOption,
+    YesOption,
+    play,
+    tell_usage,
+)
+from opsctl.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def run(
+    playbook: Annotated[str, typer.Argument(help="A file, or the name of a playbook in playbooks/ or a shipped one.")],
+    inventory: InventoryOption = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", "--host", "-l", metavar="PATTERN", help="Only these of the play's hosts.")
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--extra", "-e", metavar="NAME=VALUE", help="A param or variable; @FILE: many.")
+    ] = None,
+    strings: Annotated[
+        list[str] | None, typer.Option("--set-string", metavar="NAME=TEXT", help="The same, always as text.")
+    ] = None,
+    tags: Annotated[list[str] | None, typer.Option("--tags", "-t", help="Only tasks with one of these tags.")] = None,
+    skip_tags: Annotated[list[str] | None, typer.Option("--skip-tags", help="No tasks with one of these tags.")] = None,
+    start_at: Annotated[
+        str | None, typer.Option("--start-at-task", metavar="NAME", help="Leave out what comes before this task.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that stopped.")
+    ] = None,
+    check: CheckOption = False,
+    exit_code: ExitCodeOption = False,
+    diff: DiffOption = None,
+    yes: YesOption = False,
+    lock_wait: LockWaitOption = "0s",
+    forks: Annotated[int, typer.Option("--forks", "-f", min=1, help="Hosts worked on at a time.")] = 32,
+    output: OutputOption = "human",
+    junit: JunitOption = None,
+    summary: SummaryOption = None,
+    html: HtmlOption = None,
+    verbose: VerboseOption = False,
+) -> int:
+    """Run a playbook.
+
+    Examples:
+
+      opsctl run playbooks/deploy-drafter.yaml -e drafter=./my-drafter --limit blackwell
+
+      opsctl run health --check --exit-code
+    """
+    from opsctl.engine.params import parse_given
+    from opsctl.engine.run import Options
+    from opsctl.quantities import seconds
+
+    try:
+        wait = seconds(lock_wait)
+    except ValueError as error:
+        raise UsageError(f"--lock-wait: {error}") from None
+    options = Options(
+        playbook=playbook, inventory=inventory, limit=limit, given=parse_given(extra or (), strings or ()),
+        tags=_words(tags), skip_tags=_words(skip_tags), start_at=start_at, check=check, exit_code=exit_code, yes=yes,
+        lock_wait=wait, at_once=forks, resume=resume,
+    )  # fmt: skip
+    try:
+        return play(options, Showing(output, diff, verbose, junit, summary, html))
+    except UsageError as error:
+        tell_usage(error, output)
+        raise
+
+
+def _words(options: list[str] | None) -> list[str]:
+    return [word for option in options or () for word in option.split(",") if word]

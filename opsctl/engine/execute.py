@@ -1,0 +1,295 @@
+"""One task on one host: observe, plan, apply; try again; wait until."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from opsctl import modules
+from opsctl.agent.protocol import Call, Reply
+from opsctl.engine import journal, templating
+from opsctl.engine.events import Status
+from opsctl.engine.model import count_of, duration_of
+from opsctl.engine.prepare import Item, keyword
+from opsctl.engine.result import Result
+from opsctl.engine.scope import Layer
+from opsctl.engine.session import Session
+from opsctl.engine.tasks import Task
+from opsctl.engine.unknown import Undecided
+from opsctl.errors import Conflict, Exit, OpsctlError, RemoteError, Unreachable, UsageError
+from opsctl.modules.contract import Action, Change, Host, Module
+from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.remote.host import RawResult, RemoteHost
+
+OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
+
+
+class Interrupted(OpsctlError):
+    """The user stopped the run."""
+
+    exit_code = Exit.INTERRUPTED
+
+
+@dataclass(slots=True)
+class Doing:
+    """A task in progress on a host.
+
+    Attributes:
+        tell: shows progress: a line, and a fraction where one is known.
+        applied: called as soon as a change has been sent, so that what follows can be observed in the same write.
+        deadline: when the play's time on this host is over, by the monotonic clock.
+    """
+
+    task: Task
+    session: Session
+    tell: Callable[[str, float | None], None]
+    applied: Callable[[Pending], None]
+    deadline: float | None = None
+
+    def run(self, item: Item, seen: Sequence[Pending] | None) -> Result:
+        """Run the task for one element, with its retries. `seen`: observations that are under way already."""
+        keys = self.task.keys
+        retries = keyword(self.task, "retries", item.scope, count_of)
+        retries = (3 if keys.until is not None else 0) if retries is None else retries
+        delay = keyword(self.task, "delay", item.scope, duration_of)
+        for attempt in range(retries + 1):
+            result = self._once(item, seen if attempt == 0 else None)
+            if not self._again(result, item) or attempt == retries or self.session.info.check:
+                break
+            self.tell(f"attempt {attempt + 1} of {retries + 1}: {result.summary}", None)
+            self._pause(delay)
+        else:
+            raise AssertionError("a task runs at least once")
+        if not result.failed and result.status != "unknown" and self._again(result, item):
+            return self._failed(
+                TaskUnmet(f"`until` does not hold after {retries + 1} attempts", where=self.task.at.place)
+            )
+        return result
+
+    def _again(self, result: Result, item: Item) -> bool:
+        if result.status in ("failed", "unreachable"):
+            return True
+        if self.task.keys.until is None or result.status == "unknown":
+            return False
+        return not templating.holds(self.task.keys.until, self._with(result, item), self.task.at / "until", "until")
+
+    def _with(self, result: Result, item: Item) -> Any:
+        values = {"result": result.registered()}
+        if self.task.keys.register_:
+            values[self.task.keys.register_] = values["result"]
+        return item.scope.over(Layer(values))
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._check_cancelled()
+            time.sleep(min(0.2, left))
+
+    def _check_cancelled(self) -> None:
+        if self.session.info.cancelled():
+            raise Interrupted("stopped", where=self.session.name)
+
+    def _once(self, item: Item, seen: Sequence[Pending] | None) -> Result:
+        """One attempt; what goes wrong on the host is a result, what the user wrote wrongly is raised."""
+        self._check_cancelled()
+        timeout = keyword(self.task, "timeout", item.scope, duration_of)
+        if self.deadline is not None:
+            left = max(0.1, self.deadline - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        module = modules.get(self.task.module)
+        try:
+            if isinstance(module, Action):
+                result = self._act(module, item, timeout)
+            else:
+                result = self._bring_about(module, item, seen, timeout)
+        except Undecided as error:
+            result = Result("unknown", error.reason)
+        except UsageError as error:
+            error.where = error.where or self.task.at.place
+            raise
+        except Interrupted:
+            raise
+        except Unreachable as error:
+            result = Result("unreachable", error.message, error=error)
+        except OpsctlError as error:
+            self._check_cancelled()
+            result = self._failed(error)
+        return self._judged(result, item)
+
+    def _failed(self, error: OpsctlError) -> Result:
+        if self.session.info.check and self.session.changed and isinstance(error, RemoteError):
+            return Result("unknown", f"can be told only once earlier changes are made: {error.message}")
+        return Result("failed", error.message, error=error)
+
+    def _judged(self, result: Result, item: Item) -> Result:
+        """`failed_when` and `changed_when` have the last word."""
+        keys, scope = self.task.keys, None
+        if result.status in ("unknown", "unreachable"):
+            return result
+        if keys.failed_when is not None:
+            scope = self._with(result, item)
+            if templating.holds(keys.failed_when, scope, self.task.at / "failed_when", "failed_when"):
+                result.status = "failed"
+                result.error = result.error or TaskUnmet("`failed_when` holds", where=self.task.at.place)
+                result.summary = result.summary or "`failed_when` holds"
+            elif result.status == "failed":
+                result.status, result.error = "ok", None
+        if keys.changed_when is not None and not result.failed:
+            scope = scope or self._with(result, item)
+            changed = templating.holds(keys.changed_when, scope, self.task.at / "changed_when", "changed_when")
+            result.status = "changed" if changed else "ok"
+        return result
+
+    def _act(self, action: Action[Any], item: Item, timeout: float | None) -> Result:
+        check = self.session.info.check
+        if check and not action.reads_only(item.args):
+            return Result("unknown", "check mode does not run this")
+        host = Watched(self.session.user(self.task.become), self.session, timeout)
+        outcome = action.run(item.args, host, item.site, self.tell)
+        result = Result("ok", "", dict(outcome.values), lines=outcome.lines, measures=dict(outcome.measures))
+        if outcome.failed is not None:
+            if check and self.session.changed and host.asked:
+                return Result("unknown", f"can be told only once earlier changes are made: {outcome.failed}")
+            result.status, result.summary = "failed", outcome.failed
+            result.error = TaskUnmet(outcome.failed, where=self.session.name, hint=outcome.hint)
+        return result
+
+    def _bring_about(
+        self, module: Module[Any], item: Item, seen: Sequence[Pending] | None, timeout: float | None
+    ) -> Result:
+        for last in (False, True):
+            replies = self._observe(item, seen, timeout)
+            change = module.plan(item.args, replies, item.site)
+            if change is None:
+                return Result("ok", "", module.result(item.args, replies, None))
+            if self.session.info.check:
+                return self._would(module, item, replies, change)
+            try:
+                done = self._apply(change, item, timeout)
+            except Conflict:
+                # Somebody changed it between our look and our change: look again, once.
+                if last:
+                    raise
+                seen = None
+                continue
+            values = module.result(item.args, replies, done)
+            return Result(_status(change, values), change.summary, values, change.diffs)
+        raise AssertionError("the second conflict is raised")
+
+    @staticmethod
+    def _would(module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
+        if change.unknown is not None:
+            return Result("unknown", change.unknown, diffs=change.diffs)
+        values = module.result(item.args, replies, None)
+        return Result("changed", change.summary, values, change.diffs, predicted=True)
+
+    def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply]:
+        if seen is None:
+            seen = self.session.user(self.task.become).send(item.calls) if item.calls else ()
+        return [self.session.wait(pending, timeout or OBSERVING) for pending in seen]
+
+    def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply]:
+        if change.transfer is not None:
+            change.transfer(self.session.user(self.task.become), self.tell)
+        within = None
+        if self.task.keys.supervise:
+            said = self.task.keys.supervise.confirm_within
+            at = self.task.at / "supervise" / "confirm_within"
+            within = duration_of(templating.render(said, item.scope, at))
+        sent = self.session.apply(self.task.become, self.task.name, change, within, self._progress())
+        self.applied(sent)
+        reply = self.session.wait(sent, timeout)
+        if reply.result.get("state") == "reverted":
+            raise Reverted.of(reply, self.session.name)
+        return journal.replies(reply)
+
+    def _progress(self) -> OnProgress:
+        def on_progress(data: Any, body: bytes) -> None:
+            text, fraction = progress_of(data, body)
+            if text:
+                self.tell(text, fraction)
+
+        return on_progress
+
+
+def progress_of(data: Any, body: bytes) -> tuple[str, float | None]:
+    """A progress frame of a call as a line for people, and how far it is."""
+    if not isinstance(data, dict):
+        return (str(data) if data else ""), None
+    if "data" in data:
+        return progress_of(data["data"], body)  # from a supervised step
+    fraction = data.get("fraction")
+    text = data.get("text") or data.get("line") or body.decode("utf-8", "replace").rstrip("\n").rpartition("\n")[2]
+    return str(text), fraction if isinstance(fraction, int | float) else None
+
+
+class Reverted(OpsctlError):
+    """The host has taken a supervised change back, and with it the whole run."""
+
+    report: journal.Report
+
+    @classmethod
+    def of(cls, reply: Reply, host: str) -> Reverted:
+        told = reply.result
+        reason = (told.get("error") or {}).get("message") or told.get("why") or "it was not confirmed in time"
+        error = cls(f"the host has put everything back: {reason}", where=host)
+        error.report = journal.report(told.get("report") or {})
+        return error
+
+
+class TaskUnmet(OpsctlError):
+    """A task ran, and what it found is not what was asked for."""
+
+
+def _status(change: Change, values: dict[str, Any]) -> Status:
+    """A module may know that its calls changed nothing; of a command without a guard one knows only that it ran."""
+    if values.get("changed") is False:
+        return "ok"
+    return "ran" if change.unknown is not None else "changed"
+
+
+class Watched(Host):
+    """A host as an action sees it: within the task's time, stopped by Ctrl-C, noting whether it was asked at all."""
+
+    def __init__(self, remote: RemoteHost, session: Session, timeout: float | None) -> None:
+        self._remote, self._session = remote, session
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.asked = False
+
+    @property
+    def name(self) -> str:
+        return self._remote.name
+
+    def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
+        return self._session.wait(self._send([call], on_progress)[0], self._limit(timeout))
+
+    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+        return [self._session.wait(pending, self._limit(timeout)) for pending in self._send(calls, None)]
+
+    def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
+        self.asked = True
+        return self._remote.raw(command, timeout=self._limit(timeout) or timeout)
+
+    def http(self, port: int) -> httpx.Client:
+        self.asked = True
+        return self._remote.http(port)
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked = True
+        return getattr(self._remote, name)
+
+    def _send(self, calls: Sequence[Call], on_progress: OnProgress | None) -> list[Pending]:
+        self.asked = True
+        if self._session.info.cancelled():
+            raise Interrupted("stopped", where=self.name)
+        return self._remote.send(calls, on_progress=on_progress)
+
+    def _limit(self, timeout: float | None) -> float | None:
+        if self._deadline is None:
+            return timeout
+        left = max(0.1, self._deadline - time.monotonic())
+        return left if timeout is None else min(timeout, left)

@@ -1,0 +1,55 @@
+"""Where playbooks, templates and files are looked for: the project's own first, then what opsctl ships."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import opsctl
+from opsctl.errors import UsageError
+from opsctl.text import did_you_mean
+
+_PACKAGE = Path(opsctl.__file__).parent
+
+
+def shipped(kind: str) -> Path:
+    """The folder of shipped `playbooks` or `templates`: inside the wheel, or beside the package in a checkout."""
+    inside = _PACKAGE / "shipped" / kind
+    return inside if inside.is_dir() else _PACKAGE.parent / kind
+
+
+def playbook(name: str) -> Path:
+    """The playbook file for a path or a name (`health`). Raises UsageError with the nearest name."""
+    given = Path(name)
+    if given.is_file():
+        return given
+    folders = [Path("playbooks"), shipped("playbooks")]
+    if given.parent == Path():
+        for folder in folders:
+            for file in (folder / name, folder / f"{name}.yaml", folder / f"{name}.yml"):
+                if file.is_file():
+                    return file
+    known = sorted({file.stem for folder in folders if folder.is_dir() for file in folder.glob("*.y*ml")})
+    looked = "" if given.parent != Path() else f" here, in {' or '.join(str(f) for f in folders)}"
+    raise UsageError(f"there is no playbook {name!r}{looked}", hint=did_you_mean(given.stem, known) if known else None)
+
+
+def file(kind: str, path: str, playbook: Path) -> Path:
+    """The local file (or folder) that a task means by `path`; `kind` is "files" or "templates". Raises UsageError."""
+    given = Path(path).expanduser()
+    candidates = [given] if given.is_absolute() else list(_candidates(kind, given, playbook))
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    places = ", ".join(str(c.parent) for c in candidates)
+    raise UsageError(f"there is no {path!r} on this machine", hint=f"looked in {places}")
+
+
+def _candidates(kind: str, path: Path, playbook: Path) -> Iterator[Path]:
+    beside = playbook.parent
+    yield beside / path
+    yield beside / kind / path
+    project = beside.parent if beside.name == "playbooks" else Path()
+    if project != beside:
+        yield project / kind / path
+    yield shipped(kind) / path

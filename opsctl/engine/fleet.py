@@ -1,0 +1,256 @@
+"""A playbook on many hosts: order, batches, the failure budget, and how each host ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from opsctl.engine import journal, templating
+from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
+from opsctl.engine.execute import Interrupted, Reverted
+from opsctl.engine.hostrun import HostRun, PlayOnHost, tell_undone, undo
+from opsctl.engine.model import duration_of
+from opsctl.engine.scope import Scope
+from opsctl.engine.session import RunInfo, Session
+from opsctl.engine.tasks import Play
+from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
+from opsctl.inventory import InventoryHost
+from opsctl.remote.host import RemoteHost, connect
+
+# When hosts end differently, the run's exit code is that of the first of these that occurred.
+_SEVERITY = (
+    Exit.INTERRUPTED, Exit.BUG, Exit.USAGE, Exit.ROLLBACK_FAILED, Exit.CONFLICT, Exit.FAILED, Exit.GATE,
+    Exit.ROLLED_BACK, Exit.LOCKED, Exit.UNREACHABLE, Exit.DEGRADED, Exit.DONE,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a host has ended."""
+
+    status: HostStatus
+    code: Exit
+    error: OpsctlError | None = None
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The hosts of a run. Connections are begun early, shared by all plays, and closed at the end."""
+
+    info: RunInfo
+    emit: Callable[[Event], None]
+    clock: Callable[[], float]
+    at_once: int = 32
+    sessions: dict[str, Session] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    _pool: ThreadPoolExecutor | None = None
+
+    def connect(self, hosts: Sequence[InventoryHost]) -> None:
+        """Begin to connect to hosts, without waiting. At most `at_once` are worked on at a time."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.at_once, thread_name_prefix="connect")
+        for host in hosts:
+            if host.name not in self.sessions:
+                connecting = self._pool.submit(self._connect, host)
+                self.sessions[host.name] = Session(host, self.info, connecting)
+
+    def _connect(self, host: InventoryHost) -> RemoteHost:
+        began = time.monotonic()
+        remote = connect(host.connection(), self.info.cancelled)
+        self.emit(HostConnected(at=self.clock(), host=host.name, seconds=time.monotonic() - began))
+        for warning in remote.warnings:
+            self.emit(Note(at=self.clock(), host=host.name, level="warning", message=warning))
+        return remote
+
+    def play(self, play: Play, hosts: Sequence[InventoryHost], on_host: Callable[[Session], PlayOnHost]) -> None:
+        """Run a play on hosts, in its batches. How hosts end is in `ended`; those that failed before are left out."""
+        left = [h for h in hosts if h.name not in self.ended]
+        names = tuple(h.name for h in left)
+        self.emit(PlayStarted(at=self.clock(), play=play.name, hosts=names, tasks=len(play.all_tasks())))
+        budget = _budget(play, len(hosts))
+        failed = 0
+        for batch in batches(play, left):
+            if failed > budget or self.info.cancelled():
+                self._leave_out(batch, f"not begun: {failed} hosts have failed" if failed else "not begun: stopped")
+                continue
+            self.connect(batch)
+            failed += self._batch(play, batch, on_host, budget - failed)
+
+    def _batch(
+        self, play: Play, batch: Sequence[InventoryHost], on_host: Callable[[Session], PlayOnHost], budget: float
+    ) -> int:
+        """Run on a batch, side by side. How many hosts have failed."""
+        waiting = list(batch)
+        running: dict[Future[None], str] = {}
+        failed = 0
+        with ThreadPoolExecutor(min(self.at_once, len(batch)), thread_name_prefix="host") as pool:
+            while waiting or running:
+                while waiting and len(running) < self.at_once and failed <= budget and not self.info.cancelled():
+                    name = waiting.pop(0).name
+                    running[pool.submit(self._one, play, self.sessions[name], on_host)] = name
+                if not running:
+                    break
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    name = running.pop(done)
+                    done.result()
+                    failed += name in self.ended and self.ended[name].status != "skipped"
+        self._leave_out(waiting, f"not begun: {failed} hosts have failed")
+        return failed
+
+    def cancel(self) -> None:
+        """Ask all hosts to give up what they are doing."""
+        for session in self.sessions.values():
+            session.cancel()
+
+    def _one(self, play: Play, session: Session, on_host: Callable[[Session], PlayOnHost]) -> None:
+        """A play on a host, to its end, whatever that is."""
+        try:
+            it = on_host(session)
+            lock = self._lock(play)
+            try:
+                HostRun(it, session, _deadline(play, it)).run(lock)
+                if session.supervised:
+                    self._confirm(session)
+            except OpsctlError as error:
+                self._failed(play, session, error)
+        except OpsctlError as error:
+            self._end(session, Ended(*_plain_end(error), error))
+
+    def _lock(self, play: Play) -> str | None:
+        if self.info.check or play.keys.lock is False:
+            return None
+        return "host" if play.keys.lock is True else play.keys.lock
+
+    @staticmethod
+    def _confirm(session: Session) -> None:
+        session.wait(session.remote().send([journal.confirm(session.info.run)])[0], 60)
+        session.supervised = False
+
+    def _failed(self, play: Play, session: Session, error: OpsctlError) -> None:
+        """Do what the play says is to be done when it fails, and note how the host ends."""
+        if isinstance(error, Unreachable) and play.keys.on_unreachable == "skip" and not session.began:
+            self._end(session, Ended("skipped", Exit.DONE, error))
+            return
+        status, code = _plain_end(error)
+        if isinstance(error, Reverted):
+            session.supervised = False
+            whole = tell_undone(session.name, error.report, self.emit, self.clock)
+            status, code = ("rolled-back", Exit.ROLLED_BACK) if whole else ("rollback-failed", Exit.ROLLBACK_FAILED)
+        elif session.began and not isinstance(error, Unreachable):
+            wanted = play.keys.on_failure == "rollback" and not isinstance(error, Interrupted)
+            if wanted or session.supervised:
+                status, code = self._roll_back(session, error, interrupted=isinstance(error, Interrupted))
+        self._end(session, Ended(status, code, error))
+
+    def _roll_back(self, session: Session, error: OpsctlError, *, interrupted: bool) -> tuple[HostStatus, Exit]:
+        try:
+            whole = undo(session, self.emit, self.clock, error.message)
+        except OpsctlError as second:
+            self.emit(Note(at=self.clock(), host=session.name, level="error", message=f"rollback: {second.message}",
+                           hint=second.hint))  # fmt: skip
+            return "rollback-failed", Exit.ROLLBACK_FAILED
+        if not whole:
+            return "rollback-failed", Exit.ROLLBACK_FAILED
+        return "rolled-back", Exit.INTERRUPTED if interrupted else Exit.ROLLED_BACK
+
+    def _leave_out(self, hosts: Sequence[InventoryHost], why: str) -> None:
+        for host in hosts:
+            self.ended[host.name] = Ended("skipped", Exit.INTERRUPTED if self.info.cancelled() else Exit.DONE)
+            self.emit(HostEnded(at=self.clock(), host=host.name, status="skipped", counts={}, message=why))
+
+    def _end(self, session: Session, ended: Ended) -> None:
+        """Note how a host has ended, in its journal and in the events."""
+        self.ended[session.name] = ended
+        error = ended.error
+        message, hint = (str(error), error.hint) if error else ("", None)
+        if session.began and ended.status != "unreachable":
+            try:
+                session.finish("done" if ended.status == "ok" else ended.status, error.message if error else None)
+            except OpsctlError as second:
+                self.emit(Note(at=self.clock(), host=session.name, level="warning",
+                               message=f"the journal could not be closed: {second.message}"))  # fmt: skip
+        if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
+            run = self.info.run
+            hint = hint or f"what was done is kept: opsctl run --resume {run}, or opsctl rollback {run}"
+        self.emit(HostEnded(at=self.clock(), host=session.name, status=ended.status, counts=dict(session.counts),
+                            message=message, hint=hint))  # fmt: skip
+
+    def finish(self) -> Exit:
+        """End the hosts that went well, close all connections, and say how the run ended."""
+        for session in self.sessions.values():
+            if session.name not in self.ended:
+                self._end(session, Ended("ok", Exit.DONE))
+        self.close()
+        codes = {ended.code for ended in self.ended.values()} or {Exit.DONE}
+        if self.info.cancelled():
+            return Exit.INTERRUPTED
+        return next((code for code in _SEVERITY if code in codes), max(codes))
+
+    def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for session in self.sessions.values():
+            session.close()
+
+
+def _plain_end(error: OpsctlError) -> tuple[HostStatus, Exit]:
+    """How a host ends on which nothing is rolled back."""
+    match error:
+        case Interrupted():
+            return "interrupted", Exit.INTERRUPTED
+        case Locked():
+            return "locked", Exit.LOCKED
+        case Unreachable():
+            return "unreachable", Exit.UNREACHABLE
+        case GateFailed() | Conflict() | UsageError():
+            return "failed", error.exit_code
+    return "failed", Exit.FAILED
+
+
+def batches(play: Play, hosts: Sequence[InventoryHost]) -> list[list[InventoryHost]]:
+    """The hosts in the portions that `serial` asks for; the last portion size repeats."""
+    serial = play.keys.serial
+    if serial is None or not hosts:
+        return [list(hosts)] if hosts else []
+    sizes = [_share(s, len(hosts), play, "serial") for s in (serial if isinstance(serial, list) else [serial])]
+    left = list(hosts)
+    result: list[list[InventoryHost]] = []
+    while left:
+        size = max(1, math.floor(sizes[min(len(result), len(sizes) - 1)]))
+        result.append(left[:size])
+        left = left[size:]
+    return result
+
+
+def _budget(play: Play, hosts: int) -> float:
+    """How many hosts may fail before no other is begun. Batches stop at the first failure unless told otherwise."""
+    said = play.keys.max_failures
+    if said is None:
+        return 0 if play.keys.serial is not None else math.inf
+    return math.floor(_share(said, hosts, play, "max_failures"))
+
+
+def _share(said: int | str, of: int, play: Play, key: str) -> float:
+    """A number of hosts, given as such or as a share."""
+    text = str(said).strip()
+    try:
+        number = of * float(text[:-1]) / 100 if text.endswith("%") else int(text)
+    except ValueError:
+        number = -1
+    if number < 0 or (key == "serial" and number == 0):
+        raise UsageError(f"`{key}` is a number of hosts or a share such as 25%, got {said!r}",
+                         where=(play.at / key).place)  # fmt: skip
+    return number
+
+
+def _deadline(play: Play, it: PlayOnHost) -> float | None:
+    said = play.keys.timeout
+    if said is None:
+        return None
+    if isinstance(said, str):
+        said = duration_of(templating.render(said, Scope(it.layers), play.at / "timeout"))
+    return time.monotonic() + said

@@ -1,0 +1,283 @@
+"""A play on one host, from its first task to its last gate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsctl import modules
+from opsctl.engine import gates, journal
+from opsctl.engine.ahead import Ahead
+from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.engine.execute import Doing
+from opsctl.engine.prepare import Prepared, Surroundings, prepare
+from opsctl.engine.result import Result, together
+from opsctl.engine.scope import Layer, Scope
+from opsctl.engine.session import Session
+from opsctl.engine.tasks import Block, Node, Play, Task
+from opsctl.engine.unknown import Undecided
+from opsctl.errors import OpsctlError, TaskFailed
+from opsctl.modules.contract import Action
+from opsctl.remote.agent_client import Pending
+from opsctl.secret import masked
+
+
+@dataclass(frozen=True, slots=True)
+class PlayOnHost:
+    """What a play needs to run on a host.
+
+    Attributes:
+        index: the play's number in its playbook.
+        chosen: numbers of the tasks that --tags, --skip-tags and --start-at-task leave.
+        order: those of them that run when nothing fails, handlers not among them.
+        layers: variables of the play and of the host, nearest first.
+        given: variables from the command line.
+        digest: of the playbook, for checkpoints.
+        done: tasks up to this number were done by the run that is resumed; -1: none.
+        emit: tells an event; `clock` gives its time.
+    """
+
+    play: Play
+    index: int
+    chosen: frozenset[int]
+    order: list[Task]
+    around: Surroundings
+    layers: tuple[Layer, ...]
+    digest: str
+    uses_facts: bool
+    done: int
+    emit: Callable[[Event], None]
+    clock: Callable[[], float]
+
+
+class _Stop(Exception):
+    """A task has failed, and nothing around it has caught that."""
+
+    def __init__(self, task: Task, result: Result) -> None:
+        super().__init__(task.name)
+        self.task, self.result = task, result
+
+
+@dataclass(slots=True)
+class HostRun:
+    """Runs one play on one host. Raises what ended it: TaskFailed, GateFailed, Unreachable, Interrupted, UsageError."""
+
+    it: PlayOnHost
+    session: Session
+    deadline: float | None = None
+    failures: list[OpsctlError] = field(default_factory=list)
+    _ahead: Ahead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ahead = Ahead(self.session, self.it.around, self.it.order, self._scope)
+
+    def run(self, lock: str | None) -> None:
+        first = self.session.open(lock)
+        if self.it.order and not self.it.uses_facts:
+            self._ahead.look(self.it.order[0], after=first[:1] if lock else ())
+        self.session.opened(first, lock)
+        self._tell_of_past()
+        if self.it.uses_facts:
+            self._read_facts()
+            if self.it.order:
+                self._ahead.look(self.it.order[0])
+        try:
+            self._nodes(self.it.play.tasks)
+        except _Stop as stop:
+            self._save(stop.task.number - 1)
+            raise _error(stop) from None
+        self._handlers()
+        gates.check(self.it.play, self.session, self._scope(), self.it.emit, self.it.clock)
+        if self.failures:
+            raise self.failures[0]
+
+    def _scope(self) -> Scope:
+        own = Layer({**self.session.registered, "measures": self.session.measures})
+        return Scope((own, *self.it.layers))
+
+    def _nodes(self, nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            if isinstance(node, Block):
+                self._block(node)
+            elif node.number in self.it.chosen:
+                try:
+                    self._task(node)
+                except _Stop as stop:
+                    if self.it.play.keys.on_failure != "continue" or stop.result.status == "unreachable":
+                        raise
+                    self.failures.append(_error(stop))
+
+    def _block(self, block: Block) -> None:
+        try:
+            self._nodes(block.body)
+        except _Stop as stop:
+            if not block.rescue:
+                raise
+            self.session.registered["failed_task"] = {"name": stop.task.name, "message": stop.result.summary}
+            self.session.counts["rescued"] = self.session.counts.get("rescued", 0) + 1
+            self._nodes(block.rescue)
+        finally:
+            if not self.session.info.cancelled():
+                self._nodes(block.always)
+
+    def _task(self, task: Task) -> None:
+        began = time.monotonic()
+        if task.number <= self.it.done:
+            self._ended(task, Result("skipped", "done before this run was resumed"), began)
+            return
+        self.it.emit(TaskStarted(at=self.it.clock(), host=self.session.name, task=task.name, number=task.number,
+                                 module=task.module))  # fmt: skip
+        result = self._result(task)
+        self._ended(task, result, began)
+        if result.changed or result.failed:
+            self.session.changed = self.session.changed or result.changed
+            self._notify(task, result)
+        if task.keys.register_:
+            self.session.registered[task.keys.register_] = result.registered()
+        self.session.measures.update(result.measures)
+        if result.failed:
+            raise _Stop(task, result)
+        if result.status in ("changed", "ran") and not self.session.info.check:
+            self._save(task.number)
+
+    def _result(self, task: Task) -> Result:
+        seen = self._ahead.take(task)
+        try:
+            prepared = seen.prepared if seen else prepare(task, self._scope(), self.it.around)
+        except Undecided as error:
+            if self.session.info.check:
+                return Result("unknown", f"decided at run time: {error.reason}")
+            return Result("failed", f"depends on what is not there: {error.reason}")
+        if prepared.skipped:
+            return Result("skipped", prepared.skipped)
+        doing = Doing(
+            task=task,
+            session=self.session,
+            tell=lambda text, fraction: self._progress(task, text, fraction),
+            applied=lambda pending: self._changing(task, pending, prepared),
+            deadline=self.deadline,
+        )
+        results: list[Result] = []
+        for index, item in enumerate(prepared.items):
+            # After the first element has changed something, the others are looked at anew.
+            pending = seen.pending[index] if seen and not any(r.changed for r in results) else None
+            results.append(doing.run(item, pending))
+            if results[-1].failed:
+                break
+        if isinstance(modules.get(task.module), Action) and any(r.status != "skipped" for r in results):
+            self._acted(task)
+        return together(results) if prepared.looped else results[0]
+
+    def _changing(self, task: Task, pending: Pending, prepared: Prepared) -> None:
+        """A change is on its way: what comes after it is observed anew, in the same write."""
+        self._ahead.forget()
+        if len(prepared.items) == 1 and task.become is None:
+            self._ahead.look(task, after=(pending,), beyond=True)
+
+    def _acted(self, task: Task) -> None:
+        """An action that waited or asked something took time, in which the host may have changed."""
+        if task.module not in ("debug", "assert"):
+            self._ahead.forget()
+            self._ahead.look(task, beyond=True)
+
+    def _handlers(self) -> None:
+        wanted = self.session.notified
+        for handler in self.it.play.handlers:
+            if handler.name in wanted:
+                try:
+                    self._task(handler)
+                except _Stop as stop:
+                    self._save(handler.number - 1)
+                    raise _error(stop) from None
+                wanted.remove(handler.name)
+                self._save(handler.number)
+
+    def _notify(self, task: Task, result: Result) -> None:
+        """Handlers that were notified stay so, over failures and over runs, until they have run."""
+        if result.changed:
+            self.session.notified += [name for name in task.keys.notify if name not in self.session.notified]
+
+    def _save(self, done: int) -> None:
+        if not self.session.info.check:
+            registered = {k: masked(v) for k, v in self.session.registered.items() if k != "facts"}
+            self.session.save(
+                {"digest": self.it.digest, "play": self.it.index, "done": done, "registered": registered,
+                 "notified": list(self.session.notified), "measures": dict(self.session.measures)}
+            )  # fmt: skip
+
+    def _tell_of_past(self) -> None:
+        mine = {h.name for h in self.it.play.handlers}
+        for past in self.session.past:
+            if past.run == self.session.info.run:
+                continue
+            if past.unfinished:
+                self._note("warning", f"run {past.run} ({past.playbook}) never finished on this host",
+                           f"opsctl rollback {past.run} or opsctl run --resume {past.run}")  # fmt: skip
+            if past.checkpoint.get("digest") and past.playbook == self.session.info.meta.get("playbook"):
+                left = [n for n in past.checkpoint.get("notified", ()) if n in mine and n not in self.session.notified]
+                if left and past.outcome != "rolled-back":
+                    self.session.notified += left
+                    self._note("info", f"handlers left over from run {past.run} will run: {', '.join(left)}", None)
+                break
+
+    def _read_facts(self) -> None:
+        task = next((t for t in self.it.play.all_tasks() if t.module == "facts"), None)
+        facts = modules.get("facts")
+        assert isinstance(facts, Action)
+        from opsctl.engine.prepare import site_for
+
+        at = task.at if task else self.it.play.at
+        site = site_for(at, self._scope(), self.it.around)
+        outcome = facts.run(facts.args(), self.session.remote(), site, lambda text, fraction: None)
+        self.session.registered["facts"] = outcome.values.get("facts", outcome.values)
+
+    def _progress(self, task: Task, text: str, fraction: float | None) -> None:
+        self.it.emit(TaskProgress(at=self.it.clock(), host=self.session.name, task=task.name, number=task.number,
+                                  text=text, fraction=fraction))  # fmt: skip
+
+    def _ended(self, task: Task, result: Result, began: float) -> None:
+        self.session.counts[result.status] = self.session.counts.get(result.status, 0) + 1
+        place = task.at.place
+        self.it.emit(
+            TaskEnded(
+                at=self.it.clock(), host=self.session.name, task=task.name, number=task.number, module=task.module,
+                place=Problem(message="", where=str(place), file=place.file, line=place.line, column=place.column),
+                status=result.status, summary=result.summary, seconds=time.monotonic() - began, diffs=result.diffs,
+                lines=result.lines, measures=result.measures,
+                problem=Problem.of(result.error) if result.error else None,
+            )
+        )  # fmt: skip
+
+    def _note(self, level: Any, message: str, hint: str | None) -> None:
+        self.it.emit(Note(at=self.it.clock(), host=self.session.name, level=level, message=message, hint=hint))
+
+
+def _error(stop: _Stop) -> OpsctlError:
+    """What ended the play, with the task's name."""
+    error = stop.result.error
+    if error is None or type(error).__name__ == "TaskUnmet":
+        return TaskFailed(f"{stop.task.name}: {stop.result.summary}", where=stop.task.at.place,
+                          hint=error.hint if error else None)  # fmt: skip
+    error.args = (error.message,)
+    return error
+
+
+def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], float], why: str) -> bool:
+    """Take back all that the run did on the host. Whether all could be undone. Raises RemoteError, Unreachable."""
+    whole = True
+    remote = session.remote()
+    for user in reversed(session.began):
+        call = journal.revert(session.info.run) if session.supervised else journal.rollback(session.info.run, why)
+        told = session.wait(remote.as_user(user).send([call])[0], None).result
+        whole = tell_undone(session.name, journal.report(told), emit, clock) and whole
+    session.supervised = False
+    return whole
+
+
+def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> bool:
+    """Tell each step of a rollback. Whether everything could be undone."""
+    for step in report.steps:
+        emit(UndoStep(at=clock(), host=host, task=step.task, outcome=step.status, message=step.message))
+    return report.whole

@@ -1,0 +1,140 @@
+"""The host's journal as the engine uses it: which calls to make, and what their answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.modules.contract import Change
+from opsctl.remote import journal as wire
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run as a host's journal tells it.
+
+    Attributes:
+        state: running | supervised | unfinished | ended.
+        begun, ended: seconds since 1970.
+    """
+
+    run: str
+    state: str
+    outcome: str | None
+    begun: float
+    ended: float | None
+    steps: int
+    undone: int
+    meta: Mapping[str, Any]
+    checkpoint: Mapping[str, Any]
+
+    @property
+    def unfinished(self) -> bool:
+        return self.state == "unfinished"
+
+    @property
+    def playbook(self) -> str:
+        return str(self.meta.get("playbook", "?"))
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """One step of a rollback. `status`: undone, kept (it cannot be undone), failed."""
+
+    task: str
+    status: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rollback did."""
+
+    steps: tuple[Undone, ...]
+    whole: bool
+
+
+def begin(run: str, meta: Mapping[str, Any], *, resume: bool) -> Call:
+    return Call("journal.begin", {"run": run, "meta": dict(meta), "resume": resume})
+
+
+def apply(run: str, seq: int, task: str, change: Change) -> Call:
+    """The step as one call: written ahead, executed, marked done."""
+    return wire.apply(run, seq, task, change.calls, change.undo, change.settle)
+
+
+def supervise(run: str, seq: int, task: str, change: Change, confirm_within: float) -> Call:
+    """The same in a process of its own on the host, which takes the run back unless it is confirmed in time."""
+    return wire.supervise(run, seq, task, change.calls, change.undo, change.settle, confirm_within)
+
+
+def follow(run: str, offset: int = 0) -> Call:
+    """Go on listening to a supervised step after the connection was lost."""
+    return Call("supervise.follow", {"run": run, "offset": offset})
+
+
+def replies(reply: Reply) -> list[Reply]:
+    """The replies of a step's own calls."""
+    return wire.replies(reply)
+
+
+def confirm(run: str) -> Call:
+    return Call("supervise.confirm", {"run": run})
+
+
+def revert(run: str) -> Call:
+    return Call("supervise.revert", {"run": run})
+
+
+def checkpoint(run: str, data: Mapping[str, Any]) -> Call:
+    return Call("journal.checkpoint", {"run": run, "data": dict(data)})
+
+
+def finish(run: str, outcome: str, why: str | None = None) -> Call:
+    return Call("journal.finish", {"run": run, "outcome": outcome, "why": why})
+
+
+def rollback(run: str, why: str | None = None) -> Call:
+    return Call("journal.rollback", {"run": run, "why": why})
+
+
+def list_runs(limit: int = 10) -> Call:
+    return Call("journal.list", {"limit": limit})
+
+
+def show(run: str) -> Call:
+    return Call("journal.show", {"run": run})
+
+
+def past_runs(reply: Reply) -> list[PastRun]:
+    """The answer to `list_runs`, newest first."""
+    return [past_run(one) for one in reply.result["runs"]]
+
+
+def past_run(told: Mapping[str, Any]) -> PastRun:
+    return PastRun(
+        run=str(told["run"]),
+        state=str(told.get("state", "ended")),
+        outcome=told.get("outcome"),
+        begun=float(told.get("begun") or 0),
+        ended=told.get("ended"),
+        steps=int(told.get("steps") or 0),
+        undone=int(told.get("undone") or 0),
+        meta=told.get("meta") or {},
+        checkpoint=told.get("checkpoint") or {},
+    )
+
+
+def report(told: Mapping[str, Any]) -> Report:
+    """What `rollback` or `revert` answered."""
+    steps: Sequence[Mapping[str, Any]] = told.get("steps") or ()
+    settled: Sequence[Mapping[str, Any]] = told.get("settle") or ()
+    found = [Undone(str(s.get("task") or ""), str(s["status"]), _message(s.get("error"))) for s in steps]
+    found += [Undone(str(s["call"]), "failed", _message(s["error"])) for s in settled if s.get("error")]
+    return Report(tuple(found), told.get("outcome") == "rolled-back")
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", "")) if isinstance(error, Mapping) else ""

@@ -1,0 +1,215 @@
+"""What a playbook may say: the keys of plays, blocks and tasks, as they stand in the file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema, model_validator
+
+from opsctl.engine.templating import is_template
+from opsctl.inventory.model import VARIABLE
+from opsctl.quantities import Duration
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+
+
+_DURATION: TypeAdapter[float] = TypeAdapter(Duration)
+_COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
+
+
+def _or_template(adapter: TypeAdapter[Any], value: Any) -> Any:
+    return value if is_template(value) else adapter.validate_python(value)
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _variables(value: Any) -> Any:
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        for name in value:
+            _variable(name)
+    return value
+
+
+def _variable(name: Any) -> Any:
+    if isinstance(name, str) and not VARIABLE.match(name):
+        raise ValueError(f"{name!r} cannot be a variable: letters, digits and _ only, no digit first")
+    return name
+
+
+TemplatedDuration = Annotated[
+    float | str, BeforeValidator(lambda v: _or_template(_DURATION, v)), WithJsonSchema({"type": ["number", "string"]})
+]
+TemplatedCount = Annotated[
+    int | str, BeforeValidator(lambda v: _or_template(_COUNT, v)), WithJsonSchema({"type": ["integer", "string"]})
+]
+Names = Annotated[list[str], BeforeValidator(_listed)]
+Condition = bool | str | list[bool | str]
+Variables = Annotated[dict[str, Any], BeforeValidator(_variables)]
+Number = int | float | str
+VariableName = Annotated[str, BeforeValidator(_variable)]
+
+
+def duration_of(value: float | str) -> float:
+    """A rendered duration in seconds. Raises pydantic's ValidationError."""
+    return _DURATION.validate_python(value)
+
+
+def count_of(value: int | str) -> int:
+    """A rendered count. Raises pydantic's ValidationError."""
+    return _COUNT.validate_python(value)
+
+
+class Param(_Strict):
+    """A value that the one who runs the playbook gives with -e."""
+
+    type: Literal[
+        "text", "int", "float", "bool", "list", "map", "path", "file", "folder", "duration", "size", "secret"
+    ] = Field("text", description="`path`: made absolute; `file` and `folder` must exist on this machine as well.")
+    default: Any = Field(None, description="Used when nothing is given. May be a template. null: there is no value.")
+    choices: list[Any] | None = Field(None, min_length=1, description="The values that are allowed.")
+    help: str | None = Field(None, description="What it is for.")
+
+    @property
+    def required(self) -> bool:
+        return "default" not in self.model_fields_set
+
+
+class Supervise(_Strict):
+    """The change runs detached on the host, which takes the whole run back by itself if the play is not confirmed."""
+
+    confirm_within: TemplatedDuration = Field(description="How long the host waits for the play to end well.")
+
+
+class Gate(_Strict):
+    """A condition on what was measured. If it does not hold at the end of the play, the play has failed."""
+
+    name: str | None = None
+    measure: str | None = Field(None, description="Name of a measured value, such as acceptance_length.")
+    at_least: Number | None = None
+    at_most: Number | None = None
+    that: str | None = Field(None, description="An expression instead of a measure.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Gate:
+        bounds = self.at_least is not None or self.at_most is not None
+        if (self.measure is None) == (self.that is None):
+            raise ValueError("a gate needs either `measure` (with at_least or at_most) or `that`")
+        if (self.measure is not None) != bounds:
+            raise ValueError("`measure` goes with `at_least` or `at_most`")
+        return self
+
+
+class TaskKeys(_Strict):
+    """Keys of a task besides its module."""
+
+    name: str | None = Field(None, description="What it does, in a few words.")
+    when: Condition = Field(True, description="Expression, or several of which all must hold. Must give true or false.")
+    loop: list[Any] | str | None = Field(None, description="Run once for each; the element is `item`.")
+    register_: VariableName | None = Field(None, alias="register", description="Variable that gets the result.")
+    notify: Names = Field(default_factory=list, description="Handlers to run at the end if this changes something.")
+    tags: Names = Field(default_factory=list)
+    vars: Variables = Field(default_factory=dict)
+    until: Condition | None = Field(None, description="Try again until this holds; `result` is the last result.")
+    retries: TemplatedCount | None = Field(None, description="How often to try again (default with until: 3).")
+    delay: TemplatedDuration = Field(5.0, description="How long to wait before trying again.")
+    timeout: TemplatedDuration | None = Field(None, description="How long one try may take.")
+    become: bool | str | None = Field(None, description="true: as root; a name: as that user; false: as the SSH user.")
+    changed_when: Condition | None = Field(None, description="Whether it changed something; `result` is its result.")
+    failed_when: Condition | None = Field(None, description="Whether it failed; `result` is its result.")
+    supervise: Supervise | None = None
+
+
+class BlockKeys(_Strict):
+    """Keys of a block of tasks."""
+
+    name: str | None = None
+    when: Condition = True
+    tags: Names = Field(default_factory=list)
+    vars: Variables = Field(default_factory=dict)
+    become: bool | str | None = None
+    block: list[Any] = Field(description="Tasks.")
+    rescue: list[Any] = Field(default_factory=list, description="Tasks to run when one of the block fails.")
+    always: list[Any] = Field(default_factory=list, description="Tasks to run in any case.")
+
+
+class IncludeKeys(_Strict):
+    """Keys of an include: the tasks of another file, in place."""
+
+    name: str | None = None
+    when: Condition = True
+    tags: Names = Field(default_factory=list)
+    vars: Variables = Field(default_factory=dict)
+    become: bool | str | None = None
+    include: str = Field(description="A file with a list of tasks, beside this one.")
+
+
+class PlayKeys(_Strict):
+    """A play: what to bring about on which hosts."""
+
+    name: str | None = Field(None, description="What it does, in a few words.")
+    description: str | None = Field(None, description="More about it, for `opsctl doc`.")
+    hosts: str | list[str] = Field(description="Host pattern: names, groups, a:b (either), a:&b (both), a:!c (not).")
+    params: dict[VariableName, Param] = Field(default_factory=dict, description="Values given with -e, with types.")
+    vars: Variables = Field(default_factory=dict)
+    tasks: list[Any] = Field(default_factory=list)
+    handlers: list[Any] = Field(default_factory=list, description="Tasks that run once at the end when notified.")
+    gates: list[Gate] = Field(default_factory=list)
+    on_failure: Literal["rollback", "stop", "continue"] = Field(
+        "stop",
+        description="rollback: undo all this run did on the host; stop: leave it; continue: go on with the next task.",
+    )
+    on_unreachable: Literal["fail", "skip"] = Field("fail", description="skip: a host that is off is no failure.")
+    confirm: str | None = Field(
+        None, description="Question to ask before the first host is touched (--yes: not asked)."
+    )
+    lock: bool | str = Field(True, description="Hold the host against other operators; a name: only that lock.")
+    timeout: TemplatedDuration | None = Field(None, description="How long the play may take on one host.")
+    serial: int | str | list[int | str] | None = Field(
+        None, description="Hosts at a time: a number, a share such as 25%, or several in turn."
+    )
+    max_failures: int | str | None = Field(
+        None, description="Hosts that may fail, unreachable ones included, before no other host is begun: 2 or 10%."
+    )
+    become: bool | str | None = None
+    tags: Names = Field(default_factory=list)
+
+
+# Words of Ansible that mean nothing here -> what to write instead.
+FOREIGN = {
+    "ignore_errors": "say `failed_when: false`",
+    "with_items": "say `loop`",
+    "with_dict": 'say `loop: "{{ name | dictsort }}"`',
+    "loop_control": "the element of a loop is always `item`",
+    "gather_facts": "facts are read when `facts` is used",
+    "become_user": "say `become: USER`",
+    "become_method": "become is always through sudo",
+    "import_tasks": "say `include`",
+    "include_tasks": "say `include`",
+    "roles": "say `include` for a file of tasks",
+    "pre_tasks": "put them at the top of `tasks`",
+    "post_tasks": "put them at the end of `tasks`",
+    "vars_files": "put them under `vars`, or give them with -e @FILE",
+    "any_errors_fatal": "say `max_failures: 0`",
+    "max_fail_percentage": "say `max_failures: 10%`",
+    "no_log": "secrets (!env, !file, !cmd, params of type secret) are masked everywhere",
+    "args": "put them under the module's name",
+    "delegate_to": "write a play for the other host",
+    "run_once": "write a play for that one host",
+    "environment": "give `env` to the module",
+    "remote_user": "say `user` in the inventory",
+    "listen": "name the handler in `notify`",
+    "meta": "handlers run at the end of the play",
+    "set_fact": "say `vars`",
+    "lineinfile": "say `line`",
+    "systemd": "say `service`",
+    "systemd_service": "say `service`",
+    "uri": "say `http`",
+    "fail": "say `assert`",
+    "stat": "say `command` with `register`, or `wait_for`",
+}

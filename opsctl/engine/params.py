@@ -1,0 +1,155 @@
+"""Values from the command line, and the typed params they fill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opsctl.engine.model import Param
+from opsctl.engine.scope import Layer
+from opsctl.engine.tasks import Play
+from opsctl.engine.templating import holds_template
+from opsctl.errors import UsageError
+from opsctl.inventory.model import VARIABLE
+from opsctl.quantities import seconds, size_in_bytes
+from opsctl.secret import Secret
+from opsctl.secret_sources import TAGS
+from opsctl.text import did_you_mean, one_line
+from opsctl.yaml_source import parse_yaml, plain_scalar, read_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value given on the command line: as text whose type is still open, or as a value."""
+
+    value: Any
+    open: bool = False
+
+    @property
+    def untyped(self) -> Any:
+        """What it is when no param says its type."""
+        return plain_scalar(self.value) if self.open else self.value
+
+
+def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, Given]:
+    """`-e NAME=VALUE`, `-e @FILE` and `--set-string NAME=VALUE`; later ones win. Raises UsageError."""
+    given: dict[str, Given] = {}
+    for word in extra:
+        if word.startswith("@"):
+            source = read_yaml(Path(word[1:]))
+            if not isinstance(source.value, dict):
+                raise UsageError("a file of variables is a mapping", where=source.place())
+            given |= {_name(k, word): Given(v) for k, v in source.value.items()}
+            continue
+        name, text = _split(word, "-e")
+        tagged = any(text.startswith(f"{tag} ") for tag in TAGS)
+        given[name] = Given(parse_yaml(text, "-e").value) if tagged else Given(text, open=True)
+    for word in strings:
+        name, text = _split(word, "--set-string")
+        given[name] = Given(text)
+    return given
+
+
+def _split(word: str, option: str) -> tuple[str, str]:
+    name, sign, text = word.partition("=")
+    if not sign:
+        raise UsageError(f"{option} {one_line(word, 60)}: expected NAME=VALUE")
+    return _name(name, word), text
+
+
+def _name(name: str, word: str) -> str:
+    if not VARIABLE.match(name):
+        raise UsageError(f"-e {one_line(word, 60)}: {name!r} cannot be a variable")
+    return name
+
+
+def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: Collection[str]) -> None:
+    """Raise UsageError for a name that no play and no host knows: it is more likely misspelt than meant."""
+    known = set(inventory_names)
+    for play in plays:
+        known |= set(play.keys.params) | set(play.keys.vars)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"-e {name}: neither the playbook nor the inventory has such a variable",
+                             hint=did_you_mean(name, known) if known else None)  # fmt: skip
+
+
+def param_layers(play: Play, given: Mapping[str, Given]) -> tuple[Layer, Layer]:
+    """What the command line says, and the defaults of params (which may be templates). Raises UsageError."""
+    at = play.at / "params"
+    said: dict[str, Any] = {name: value.untyped for name, value in given.items() if name not in play.keys.params}
+    defaults: dict[str, Any] = {}
+    for name, param in play.keys.params.items():
+        if name in given:
+            said[name] = _checked(f"-e {name}", param, given[name].value, Path())
+        elif param.required:
+            help_ = f" ({param.help})" if param.help else ""
+            raise UsageError(f"the param {name!r} has no value{help_}", where=(at / name).place,
+                             hint=f"give it with -e {name}=...")  # fmt: skip
+        elif param.default is None or holds_template(param.default):
+            defaults[name] = param.default
+        else:
+            try:
+                defaults[name] = _checked(f"default of {name}", param, param.default, Path(at.source.file).parent)
+            except UsageError as error:
+                raise UsageError(error.message, where=(at / name / "default").place, hint=error.hint) from None
+    return Layer(said), Layer(defaults, at)
+
+
+def _checked(what: str, param: Param, value: Any, folder: Path) -> Any:
+    try:
+        result = _converted(param.type, value, folder)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{what}: {error}") from None
+    if param.choices is not None and result not in param.choices:
+        raise UsageError(f"{what}: {one_line(repr(result), 60)} is none of the choices",
+                         hint=did_you_mean(str(result), [str(c) for c in param.choices]))  # fmt: skip
+    return result
+
+
+def _converted(kind: str, value: Any, folder: Path) -> Any:
+    match kind:
+        case "text":
+            if isinstance(value, Secret):
+                return value
+            if isinstance(value, bool):
+                return str(value).lower()
+            return _kind(str(value), value, str | int | float, "text")
+        case "secret":
+            return value if isinstance(value, Secret) else Secret(str(value))
+        case "bool":
+            words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+            return _kind(words.get(str(value).lower(), value), words.get(str(value).lower()), bool, "true or false")
+        case "int":
+            number = plain_scalar(value) if isinstance(value, str) else value
+            return _kind(number, number, int, "a whole number")
+        case "float":
+            number = plain_scalar(value) if isinstance(value, str) else value
+            if isinstance(number, str):
+                number = float(number) if number.strip().replace(".", "").isalnum() and number[:1].isdigit() else number
+            return float(_kind(number, number, int | float, "a number"))
+        case "list" | "map":
+            parsed = parse_yaml(value, "-e").value if isinstance(value, str) else value
+            return _kind(parsed, parsed, list if kind == "list" else dict, "a list" if kind == "list" else "a mapping")
+        case "duration":
+            return seconds(value)
+        case "size":
+            return size_in_bytes(value)
+    path = Path(_kind(value, value, str, "a path")).expanduser()
+    path = path if path.is_absolute() else (folder / path).absolute()
+    if kind == "file" and not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    if kind == "folder" and not path.is_dir():
+        raise ValueError(f"there is no folder {path}" + (", it is a file" if path.exists() else ""))
+    return str(path)
+
+
+def _kind(result: Any, value: Any, kind: Any, expected: str) -> Any:
+    wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
+    if wrong:
+        shown = json.dumps(result, default=str)
+        raise ValueError(f"expected {expected}, got {one_line(shown, 60)}")
+    return result

@@ -1,0 +1,139 @@
+"""A task made ready for a host: conditions decided, loop unrolled, arguments rendered and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from opsctl import modules
+from opsctl.agent.protocol import Call
+from opsctl.engine import find, templating
+from opsctl.engine.loader import argument_error, raw_fields
+from opsctl.engine.scope import Layer, Scope
+from opsctl.engine.tasks import Task
+from opsctl.engine.templating import At
+from opsctl.errors import UsageError
+from opsctl.modules.contract import Module, ModuleArgs, Site
+
+NO_ITEM: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A task for one element of its loop (or its only one): what to ask the host, and with which arguments.
+
+    Attributes:
+        value: the element, NO_ITEM where the task has no loop.
+        calls: observations; empty for actions.
+    """
+
+    value: Any
+    args: ModuleArgs
+    site: Site
+    scope: Scope
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a task has to do; `skipped` says why it does nothing."""
+
+    items: tuple[Item, ...]
+    skipped: str | None = None
+    looped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is the same for all tasks of a play on one host."""
+
+    host: str
+    playbook: Path
+    check: bool
+    given: Layer  # from the command line: stronger than anything in the playbook
+
+
+def prepare(task: Task, scope: Scope, around: Surroundings) -> Prepared:
+    """Raises UsageError with a place, and Undecided where it depends on what is not known."""
+    scope = scope.over(around.given, *(Layer(values, at) for values, at in task.variables))
+    looped = task.keys.loop is not None
+    if not looped:
+        skipped = _skipped(task, scope)
+        return Prepared((), skipped) if skipped else Prepared((_item(task, NO_ITEM, scope, around),))
+    # `when` may speak of the element, but what it says without one saves evaluating the loop.
+    elements = _elements(task, scope)
+    items: list[Item] = []
+    skipped = "the loop is empty" if not elements else None
+    for element in elements:
+        inner = scope.over(Layer({"item": element}))
+        skipped = _skipped(task, inner)
+        if not skipped:
+            items.append(_item(task, element, inner, around))
+    return Prepared(tuple(items), None if items else skipped, looped=True)
+
+
+def _skipped(task: Task, scope: Scope) -> str | None:
+    for condition, at in task.conditions:
+        if not templating.holds(condition, scope, at, "when"):
+            return f"not so: {condition}" if isinstance(condition, str) else "a condition does not hold"
+    return None
+
+
+def _elements(task: Task, scope: Scope) -> list[Any]:
+    loop, at = task.keys.loop, task.at / "loop"
+    elements = templating.evaluate(loop, scope, at) if isinstance(loop, str) else templating.render(loop, scope, at)
+    if isinstance(elements, str | Mapping) or not isinstance(elements, Sequence):
+        kind = type(elements).__name__
+        raise UsageError(f"`loop` needs a list, and this is a {kind}", where=at.place,
+                         hint="for a mapping: loop: \"{{ name | dictsort }}\"")  # fmt: skip
+    return list(elements)
+
+
+def _item(task: Task, element: Any, scope: Scope, around: Surroundings) -> Item:
+    module = modules.get(task.module)
+    raw = raw_fields(task.module)
+    rendered = {
+        key: value if key in raw else templating.render(value, scope, task.at_args / key)
+        for key, value in task.args.items()
+    }
+    try:
+        args = module.args.model_validate(rendered)
+    except ValidationError as error:
+        raise argument_error(error, task) from None
+    site = site_for(task.at_args, scope, around)
+    try:
+        calls = tuple(module.observe(args, site)) if isinstance(module, Module) else ()
+    except UsageError as error:
+        error.where = error.where or task.at_args.place
+        raise
+    return Item(element, args, site, scope, calls)
+
+
+def site_for(at: At, scope: Scope, around: Surroundings) -> Site:
+    """What the module of a task that stands at `at` may know."""
+    return Site(
+        host=around.host,
+        variables=scope,
+        find=lambda kind, path: find.file(kind, path, around.playbook),
+        render=lambda text, name: templating.render_text(text, scope, name),
+        evaluate=lambda expression: templating.evaluate(expression, scope, at),
+        check=around.check,
+    )
+
+
+def keyword(task: Task, key: str, scope: Scope, convert: Callable[[Any], Any]) -> Any:
+    """The value of a task key that may be a template (`timeout: "{{ limit }}"`). Raises UsageError, Undecided."""
+    value = getattr(task.keys, key)
+    if not templating.is_template(value):
+        return value
+    at = task.at / key
+    rendered = templating.render(value, scope, at)
+    try:
+        return convert(rendered)
+    except ValidationError as error:
+        message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")
+        raise UsageError(f"{key}: {message}", where=at.place) from None

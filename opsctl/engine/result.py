@@ -1,0 +1,77 @@
+"""How a task ended on a host, and what `register` gets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsctl.engine.events import Status
+from opsctl.engine.unknown import Undecided, Unknown
+from opsctl.errors import OpsctlError
+from opsctl.modules.contract import FileDiff
+
+_WORST: tuple[Status, ...] = ("unreachable", "failed", "unknown", "changed", "ran", "ok", "skipped")
+
+
+@dataclass(slots=True)
+class Result:
+    """How one task, or one element of its loop, ended. `values` are the module's own."""
+
+    status: Status
+    summary: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    diffs: tuple[FileDiff, ...] = ()
+    lines: tuple[str, ...] = ()
+    measures: dict[str, float] = field(default_factory=dict)
+    error: OpsctlError | None = None
+    predicted: bool = False  # check mode: what the values would be, as far as it can be told
+
+    @property
+    def failed(self) -> bool:
+        return self.status in ("failed", "unreachable")
+
+    @property
+    def changed(self) -> bool:
+        return self.status in ("changed", "ran", "unknown")
+
+    def registered(self) -> Any:
+        """What `register` gets."""
+        if self.status == "unknown":
+            return Unknown(f"it depends on a task that check mode does not run ({self.summary})")
+        values = {
+            **self.values,
+            "changed": self.status in ("changed", "ran"),
+            "failed": self.failed,
+            "skipped": self.status == "skipped",
+        }
+        if self.error is not None:
+            values["message"] = self.error.message
+        return _Predicted(values) if self.predicted else values
+
+
+class _Predicted(dict[str, Any]):
+    """A predicted result: what is not in it is not known yet, rather than undefined."""
+
+    def __missing__(self, key: str) -> Any:
+        raise Undecided(f"{key!r} is known only after the task has run")
+
+
+def together(results: Mapping[int, Result] | list[Result]) -> Result:
+    """The result of a loop from those of its elements."""
+    parts = list(results.values()) if isinstance(results, Mapping) else results
+    if not parts:
+        return Result("skipped", "the loop is empty", {"results": []})
+    worst = min(parts, key=lambda r: _WORST.index(r.status))
+    done = [r for r in parts if r.status == worst.status]
+    summary = worst.summary if len(done) == 1 else f"{worst.summary} (and {len(done) - 1} more)"
+    return Result(
+        worst.status,
+        summary,
+        {"results": [r.registered() for r in parts]},
+        tuple(d for r in parts for d in r.diffs),
+        tuple(line for r in parts for line in r.lines),
+        {k: v for r in parts for k, v in r.measures.items()},
+        worst.error,
+        any(r.predicted for r in parts),
+    )

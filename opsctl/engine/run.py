@@ -1,0 +1,268 @@
+"""Running a playbook, from its name to an exit code."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from opsctl import __version__
+from opsctl.engine import find, journal, params, preflight, select, templating
+from opsctl.engine.events import Event, RunEnded, RunStarted
+from opsctl.engine.fleet import Fleet
+from opsctl.engine.hostrun import PlayOnHost
+from opsctl.engine.loader import load_playbook
+from opsctl.engine.params import Given
+from opsctl.engine.prepare import Surroundings
+from opsctl.engine.scope import Layer, Scope
+from opsctl.engine.session import RunInfo, Session
+from opsctl.engine.tasks import Play, Playbook, straight
+from opsctl.engine.templating import At
+from opsctl.errors import Exit, OpsctlError, UsageError
+from opsctl.inventory import Inventory, InventoryHost, load
+from opsctl.secret import masked
+from opsctl.yaml_source import Source
+
+_OUTCOMES = {
+    Exit.DONE: "done", Exit.FAILED: "failed", Exit.UNREACHABLE: "unreachable", Exit.LOCKED: "locked",
+    Exit.ROLLED_BACK: "rolled back", Exit.CONFLICT: "conflict", Exit.GATE: "gate not met",
+    Exit.ROLLBACK_FAILED: "rollback failed", Exit.INTERRUPTED: "interrupted", Exit.CHANGES: "changes needed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asks for.
+
+    Attributes:
+        resume: the run to go on with.
+        exit_code: in check mode, end with CHANGES when something would change.
+    """
+
+    playbook: str
+    inventory: str | None = None
+    limit: str | None = None
+    given: Mapping[str, Given] = field(default_factory=dict)
+    tags: Sequence[str] = ()
+    skip_tags: Sequence[str] = ()
+    start_at: str | None = None
+    check: bool = False
+    exit_code: bool = False
+    yes: bool = False
+    lock_wait: float = 0.0
+    at_once: int = 32
+    resume: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A play with its hosts and variables: everything is known but the hosts themselves."""
+
+    index: int
+    play: Play
+    hosts: tuple[InventoryHost, ...]
+    given: Layer
+    layers: Mapping[str, tuple[Layer, ...]]  # by host, nearest first
+    chosen: frozenset[int]
+    uses_facts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is going to do."""
+
+    playbook: Playbook
+    run: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def hosts(self) -> list[InventoryHost]:
+        return list({h.name: h for stage in self.stages for h in stage.hosts}.values())
+
+
+Ask = Callable[[str], bool]
+
+
+def plan(options: Options, inventory: Inventory | None = None) -> Plan:
+    """Read and check everything. No host is touched. Raises UsageError with a place."""
+    playbook = load_playbook(find.playbook(options.playbook))
+    inventory = inventory or load(options.inventory)
+    limit = {h.name for h in inventory.select(options.limit)} if options.limit else None
+    select.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
+    start = select.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
+    run = options.resume or _run_name()
+    chosen_hosts = [_hosts(play, inventory, limit) for play in playbook.plays]
+    names = {name for hosts in chosen_hosts for host in hosts for name in host.variables}
+    params.check_names(options.given, playbook.plays, names)
+    stages = tuple(
+        _stage(index, play, hosts, options, start, inventory, run)
+        for index, (play, hosts) in enumerate(zip(playbook.plays, chosen_hosts, strict=True))
+    )
+    if not any(stage.hosts for stage in stages):
+        raise UsageError("no play has a host left", hint=f"--limit {options.limit}" if options.limit else None)
+    for stage in stages:
+        for host in stage.hosts:
+            around = Surroundings(host.name, playbook.path, options.check, stage.given)
+            preflight.check(stage.play, stage.chosen, stage.layers[host.name], around)
+    return Plan(playbook, run, stages)
+
+
+def _hosts(play: Play, inventory: Inventory, limit: Collection[str] | None) -> tuple[InventoryHost, ...]:
+    try:
+        hosts = inventory.select(play.pattern)
+    except UsageError as error:
+        raise UsageError(f"hosts: {error.message}", where=(play.at / "hosts").place, hint=error.hint) from None
+    return tuple(h for h in hosts if limit is None or h.name in limit)
+
+
+def _stage(
+    index: int, play: Play, hosts: tuple[InventoryHost, ...], options: Options, start: tuple[int, int],
+    inventory: Inventory, run: str,
+) -> Stage:  # fmt: skip
+    given, defaults = params.param_layers(play, options.given)
+    constants = Layer({"check_mode": options.check, "run_id": run})
+    file = At(Source(inventory.file or "inventory", None, {}, {}))
+    variables = Layer(play.keys.vars, play.at / "vars")
+    layers = {h.name: (given, constants, variables, defaults, Layer(h.variables, file)) for h in hosts}
+    chosen = frozenset(
+        task.number
+        for task in play.all_tasks()
+        if (task in play.handlers or (index, task.number) >= start)
+        and (task in play.handlers or select.by_tags(task, options.tags, options.skip_tags))
+    )
+    return Stage(index, play, hosts, given, layers, chosen, _uses_facts(play))
+
+
+def _uses_facts(play: Play) -> bool:
+    """Whether a template of the play speaks of `facts`, and no task of it registers them."""
+    tasks = play.all_tasks()
+    if any(t.keys.register_ == "facts" for t in tasks):
+        return False
+    values: list[Any] = [play.keys.vars]
+    for task in tasks:
+        values += [task.args, task.keys.vars, task.keys.loop]
+        if any("facts" in templating.names_in_condition(condition) for condition, _ in task.conditions):
+            return True
+    return "facts" in templating.names_used(values)
+
+
+def execute(plan: Plan, options: Options, emit: Callable[[Event], None], stop: threading.Event, ask: Ask) -> Exit:
+    """Run what was planned. Raises UsageError if a question cannot be asked; what happens on hosts is in the events."""
+    began = time.monotonic()
+    clock = _clock(began)
+    _confirm(plan, options, ask)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    info = RunInfo(
+        run=plan.run, meta=_meta(plan, options, started), check=options.check, cancelled=stop.is_set,
+        lock_wait=options.lock_wait, resume=options.resume is not None,
+    )  # fmt: skip
+    fleet = Fleet(info, emit, clock, options.at_once)
+    names = tuple(h.name for h in plan.hosts)
+    emit(RunStarted(at=0.0, run=plan.run, playbook=plan.playbook.name, hosts=names, check=options.check,
+                    started=started, version=__version__, variables=info.meta["vars"]))  # fmt: skip
+    watcher = threading.Thread(target=_cancel_when, args=(stop, fleet), daemon=True)
+    watcher.start()
+    try:
+        for stage in plan.stages:
+            fleet.play(stage.play, stage.hosts, _placer(stage, plan, options, emit, clock))
+        code = fleet.finish()
+    finally:
+        fleet.close()
+    if code is Exit.DONE and options.check and options.exit_code and any(s.changed for s in fleet.sessions.values()):
+        code = Exit.CHANGES
+    emit(RunEnded(at=clock(), run=plan.run, exit_code=int(code), outcome=_OUTCOMES.get(code, "failed"),
+                  seconds=time.monotonic() - began))  # fmt: skip
+    return code
+
+
+def _cancel_when(stop: threading.Event, fleet: Fleet) -> None:
+    stop.wait()
+    fleet.cancel()
+
+
+def _clock(began: float) -> Callable[[], float]:
+    return lambda: time.monotonic() - began
+
+
+def _placer(
+    stage: Stage, plan: Plan, options: Options, emit: Callable[[Event], None], clock: Callable[[], float]
+) -> Callable[[Session], PlayOnHost]:
+    order = [t for t in straight(stage.play.tasks) if t.number in stage.chosen]
+
+    def on_host(session: Session) -> PlayOnHost:
+        done = -1
+        if options.resume:
+            done = _restore(session, options.resume, stage, plan)
+        return PlayOnHost(
+            play=stage.play, index=stage.index, chosen=stage.chosen,
+            order=[t for t in order if t.number > done],
+            around=Surroundings(session.name, plan.playbook.path, options.check, stage.given),
+            layers=stage.layers[session.name], digest=plan.playbook.digest, uses_facts=stage.uses_facts, done=done,
+            emit=emit, clock=clock,
+        )  # fmt: skip
+
+    return on_host
+
+
+def _restore(session: Session, run: str, stage: Stage, plan: Plan) -> int:
+    """Take up what the resumed run had learnt. The last task of this stage that it had done; all of them: a big number.
+
+    Raises UsageError if the playbook is not the one that run was made with.
+    """
+    told = session.remote().call(journal.show(run), timeout=60).result
+    past = journal.past_run(told)
+    if past.outcome in ("done", "rolled-back"):
+        raise UsageError(f"run {run} has ended ({past.outcome}): there is nothing to resume", where=session.name)
+    kept = past.checkpoint
+    if kept and kept.get("digest") != plan.playbook.digest:
+        raise UsageError(f"run {run} was made with another version of this playbook", where=session.name,
+                         hint=f"run it anew, or opsctl rollback {run}")  # fmt: skip
+    session.registered.update(kept.get("registered") or {})
+    session.measures.update(kept.get("measures") or {})
+    session.notified[:] = list(kept.get("notified") or ())
+    session.seq = max(session.seq, max((int(s.get("seq", 0)) for s in told.get("log") or ()), default=0))
+    play = int(kept.get("play", 0))
+    if not kept or stage.index > play:
+        return -1
+    return int(kept.get("done", -1)) if stage.index == play else 1 << 30
+
+
+def _confirm(plan: Plan, options: Options, ask: Ask) -> None:
+    if options.check or options.yes:
+        return
+    for stage in plan.stages:
+        question = stage.play.keys.confirm
+        if question and stage.hosts:
+            first = stage.hosts[0].name
+            asked = templating.render(question, Scope(stage.layers[first]), stage.play.at / "confirm")
+            if not ask(f"{asked} ({', '.join(h.name for h in stage.hosts)})"):
+                raise Declined("not confirmed: no host was touched")
+
+
+class Declined(OpsctlError):
+    """The user has answered no."""
+
+    exit_code = Exit.INTERRUPTED
+
+
+def _meta(plan: Plan, options: Options, started: str) -> dict[str, Any]:
+    user, node = getpass.getuser(), socket.gethostname()
+    variables = {name: given.untyped for name, given in options.given.items()}
+    for stage in plan.stages:
+        variables |= stage.given.values
+    return {
+        "run": plan.run, "who": f"{user}@{node}", "from": os.environ.get("SSH_CONNECTION", node).split()[0],
+        "playbook": plan.playbook.name, "digest": plan.playbook.digest, "vars": masked(variables), "since": started,
+        "version": __version__,
+    }  # fmt: skip
+
+
+def _run_name() -> str:
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

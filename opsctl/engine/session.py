@@ -1,0 +1,163 @@
+"""One host during a run: its connection, its lock, its journal, and what the run has learnt about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.engine import journal
+from opsctl.errors import OpsctlError
+from opsctl.inventory import InventoryHost
+from opsctl.modules.contract import Change
+from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.remote.host import RemoteHost
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What is the same on all hosts of a run. `meta` goes into the journals, secrets masked."""
+
+    run: str
+    meta: Mapping[str, Any]
+    check: bool
+    cancelled: Callable[[], bool]
+    lock_wait: float
+    resume: bool = False
+
+
+@dataclass(slots=True)
+class Session:
+    """State of one host; used by one thread at a time.
+
+    Attributes:
+        registered: variables from `register`, over all plays of the run.
+        began: users in whose journals the run has begun, in that order (None: the connection's own).
+        notified: handlers that are to run, with the play's number.
+        supervised: the host waits for us to confirm.
+        reverted: the host has taken the run back by itself.
+    """
+
+    host: InventoryHost
+    info: RunInfo
+    connecting: Future[RemoteHost]
+    registered: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    began: list[str | None] = field(default_factory=list)
+    notified: list[str] = field(default_factory=list)
+    past: list[journal.PastRun] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    locked: bool = False
+    supervised: bool = False
+    reverted: bool = False
+    changed: bool = False  # something has changed, or in check mode would
+    seq: int = 0
+    current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    def remote(self) -> RemoteHost:
+        """The connected host. Raises Unreachable."""
+        return self.connecting.result()
+
+    def user(self, become: bool | str | None) -> RemoteHost:
+        """The host as the user that a task wants to be."""
+        remote = self.remote()
+        if become is None:
+            return remote
+        return remote.as_user({True: "root", False: None}[become] if isinstance(become, bool) else become)
+
+    def open(self, lock: str | None) -> list[Pending]:
+        """Take the lock and ask for unfinished runs, without waiting: observations may follow at once."""
+        remote = self.remote()
+        first: list[Pending] = []
+        if lock and not self.locked:
+            holder = {k: self.info.meta[k] for k in ("who", "from", "run", "playbook", "since") if k in self.info.meta}
+            first += remote.send([Call("lock.take", {"name": lock, "holder": holder, "wait": self.info.lock_wait})])
+        if not self.info.check:
+            first += remote.send([journal.list_runs()])
+        return first
+
+    def opened(self, first: list[Pending], lock: str | None) -> None:
+        """Wait for the answers to `open`. Raises Locked."""
+        if lock and not self.locked:
+            self.wait(first.pop(0), self.info.lock_wait + 60)
+            self.locked = True
+        if first:
+            self.past = journal.past_runs(self.wait(first[0], 60))
+
+    def wait(self, pending: Pending, timeout: float | None) -> Reply:
+        """The reply of a call; Ctrl-C cancels it meanwhile."""
+        with self.guard:
+            self.current.append(pending)
+        try:
+            return pending.wait(timeout)
+        except OpsctlError as error:
+            error.where = error.where or self.name
+            raise
+        finally:
+            with self.guard:
+                self.current.remove(pending)
+
+    def cancel(self) -> None:
+        """Ask the host to give up what it is doing. Called from another thread."""
+        with self.guard:
+            for pending in self.current:
+                pending.cancel()
+
+    def apply(
+        self,
+        become: bool | str | None,
+        task: str,
+        change: Change,
+        confirm_within: float | None,
+        on_progress: OnProgress,
+    ) -> Pending:
+        """Send a change, journaled, without waiting for its end. Its answer is for `journal.replies`."""
+        remote = self.user(become)
+        first = self._begin(remote)
+        self.seq += 1
+        if confirm_within is None:
+            call = journal.apply(self.info.run, self.seq, task, change)
+            return remote.send([call], after=first, on_progress=on_progress)[0]
+        self.supervised = True
+        call = journal.supervise(self.info.run, self.seq, task, change, confirm_within)
+        return remote.send([call], after=first, on_progress=on_progress)[0]
+
+    def _begin(self, remote: RemoteHost) -> list[Pending]:
+        """Begin the run in the journal of this user, if that was not done yet."""
+        user = remote_user(remote)
+        if user in self.began:
+            return []
+        self.began.append(user)
+        return remote.send(
+            [journal.begin(self.info.run, {**self.info.meta, "host": self.name}, resume=self.info.resume)]
+        )
+
+    def save(self, data: Mapping[str, Any]) -> None:
+        """Write a checkpoint, without waiting for it."""
+        if self.began:
+            self.remote().send([journal.checkpoint(self.info.run, data)])
+
+    def finish(self, outcome: str, why: str | None) -> None:
+        """Note in the journals how the run ended. Raises RemoteError, Unreachable."""
+        remote = self.remote()
+        for user in self.began:
+            self.wait(remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0], 60)
+        self.began.clear()
+
+    def close(self) -> None:
+        if self.connecting.done() and not self.connecting.exception():
+            self.connecting.result().close()
+
+
+def remote_user(remote: RemoteHost) -> str | None:
+    """The user whose agent this is, as `as_user` takes it."""
+    user: str | None = getattr(remote, "_user", remote.spec.become)
+    return user

@@ -1,0 +1,126 @@
+"""Events as lines of text: what a pipe, a file or a CI log gets, and what stays on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from opsctl.engine.events import (
+    Event,
+    GateChecked,
+    HostEnded,
+    Note,
+    PlayStarted,
+    RunEnded,
+    RunStarted,
+    TaskEnded,
+    TaskProgress,
+    UndoStep,
+)
+from opsctl.report.diff import unified
+from opsctl.secret import mask
+from opsctl.text import duration, one_line, printable
+
+_MANY_HOSTS = 5  # with more, tasks that changed nothing are not shown one by one
+_PROGRESS_EVERY = 5.0  # seconds between two lines of progress of one task
+
+STATUS_WORDS = {
+    "ok": "ok", "changed": "changed", "ran": "ran", "unknown": "unknown", "skipped": "skipped",
+    "failed": "FAILED", "unreachable": "UNREACHABLE",
+}  # fmt: skip
+UNDO_WORDS = {"undone": "undone", "kept": "cannot be undone", "failed": "NOT UNDONE"}
+
+
+@dataclass(slots=True)
+class PlainView:
+    """Writes lines. `diff`: show what changes in files; `verbose`: also what did not change, and all output."""
+
+    write: Callable[[str], None]
+    diff: bool = False
+    verbose: bool = False
+    live: bool = False  # progress is shown elsewhere
+    _hosts: tuple[str, ...] = ()
+    _check: bool = False
+    _told: dict[tuple[str, int], float] = field(default_factory=dict)
+    _recap: list[HostEnded] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._hosts, self._check = event.hosts, event.check
+                mode = " (check mode: nothing is changed)" if event.check else ""
+                self._line(f"run {event.run}: {event.playbook} on {_several(event.hosts)}{mode}")
+            case PlayStarted():
+                self._line(f"play: {event.play} ({_several(event.hosts)}, {event.tasks} tasks)")
+            case Note():
+                self._line(f"{event.host + ': ' if event.host else ''}{event.level}: {event.message}")
+                self._hint(event.hint)
+            case TaskProgress():
+                self._progress(event)
+            case TaskEnded():
+                self._task(event)
+            case GateChecked():
+                word = {True: "holds", False: "DOES NOT HOLD", None: "unknown"}[event.holds]
+                self._line(f"{event.host}: gate {event.gate} {word}: {event.message}")
+            case UndoStep():
+                why = f": {event.message}" if event.message else ""
+                self._line(f"{event.host}: {UNDO_WORDS.get(event.outcome, event.outcome)}: {event.task}{why}")
+            case HostEnded():
+                self._recap.append(event)
+            case RunEnded():
+                self._end(event)
+
+    def _task(self, event: TaskEnded) -> None:
+        quiet = event.status in ("ok", "skipped") and not event.lines and len(self._hosts) > _MANY_HOSTS
+        if quiet and not self.verbose:
+            return
+        word = STATUS_WORDS[event.status]
+        if self._check and event.status == "changed":
+            word = "would change"
+        summary = (
+            f" - {one_line(event.summary)}" if event.summary and (self.verbose or event.status != "skipped") else ""
+        )
+        took = f" ({duration(event.seconds)})" if event.seconds >= 1 or self.verbose else ""
+        self._line(f"{event.host}: {word}: {event.task}{summary}{took}")
+        for name, value in event.measures.items():
+            self._line(f"    {name} = {value:g}")
+        for line in event.lines:
+            self._line(f"    {line}")
+        if self.diff:
+            for diff in event.diffs:
+                for line in unified(diff):
+                    self._line(f"    {line}")
+        if event.problem:
+            where = event.problem.where
+            if where and where != event.host:
+                self._line(f"    at {where}")
+            self._hint(event.problem.hint)
+
+    def _progress(self, event: TaskProgress) -> None:
+        if self.live:
+            return
+        key = (event.host, event.number)
+        if event.at - self._told.get(key, -_PROGRESS_EVERY) >= _PROGRESS_EVERY:
+            self._told[key] = event.at
+            share = f" {event.fraction:.0%}" if event.fraction is not None else ""
+            self._line(f"{event.host}: {event.task}:{share} {one_line(event.text)}")
+
+    def _end(self, event: RunEnded) -> None:
+        for ended in self._recap:
+            counts = ", ".join(f"{n} {k}" for k, n in ended.counts.items() if n) or "nothing done"
+            self._line(f"{ended.host}: {ended.status.upper() if ended.status != 'ok' else 'ok'} ({counts})")
+            if ended.message:
+                self._line(f"    {one_line(ended.message, 500)}")
+            self._hint(ended.hint)
+        self._line(f"{event.outcome} in {duration(event.seconds)} (run {event.run}, exit code {event.exit_code})")
+
+    def _hint(self, hint: str | None) -> None:
+        if hint:
+            self._line(f"    → {hint}")
+
+    def _line(self, text: str) -> None:
+        self.write(printable(mask(text)))
+
+
+def _several(hosts: tuple[str, ...]) -> str:
+    return hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"

@@ -1,0 +1,103 @@
+"""The controller's own record of its runs: the event stream of each, as JSON lines, for `history`, `show`, `report`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from opsctl.engine.events import Event, RunStarted, TaskProgress, to_json
+from opsctl.errors import UsageError
+from opsctl.text import did_you_mean
+
+_MOST_RUNS = 500
+
+
+def folder() -> Path:
+    """Where records are kept: $OPSCTL_RECORDS, else under the user's state folder."""
+    named = os.environ.get("OPSCTL_RECORDS")
+    if named:
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "opsctl" / "records"
+
+
+class Recorder:
+    """Writes a run's events to its record. A record that cannot be written is no reason for a run to fail."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._open(event)
+        if self._file is None or isinstance(event, TaskProgress):
+            return
+        try:
+            self._file.write(json.dumps(to_json(event), default=str) + "\n")
+            self._file.flush()
+        except OSError:
+            self._file = None
+
+    def _open(self, event: RunStarted) -> None:
+        if event.check:
+            return
+        try:
+            folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = open(folder() / f"{event.run}.jsonl", "a", encoding="utf-8")  # noqa: SIM115  open for the run
+            for old in sorted(folder().glob("*.jsonl"))[:-_MOST_RUNS]:
+                old.unlink(missing_ok=True)
+        except OSError:
+            self._file = None
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run as it was recorded: its events as JSON data."""
+
+    run: str
+    events: tuple[dict[str, Any], ...]
+
+    def of(self, kind: str) -> Iterator[dict[str, Any]]:
+        """The events of one kind, such as `task_ended`."""
+        return (event for event in self.events if event.get("event") == kind)
+
+    @property
+    def started(self) -> dict[str, Any]:
+        return next(self.of("run_started"), {})
+
+    @property
+    def ended(self) -> dict[str, Any] | None:
+        """How it ended, None if the controller died before it did."""
+        return next(reversed(list(self.of("run_ended"))), None)
+
+
+def names() -> list[str]:
+    """All recorded runs, the newest first."""
+    return sorted((path.stem for path in folder().glob("*.jsonl")), reverse=True)
+
+
+def read(run: str) -> Record:
+    """A record, by the run's name or its unambiguous beginning; `last` is the newest. Raises UsageError."""
+    known = names()
+    found = known[:1] if run == "last" else [name for name in known if name.startswith(run)]
+    if run in known:
+        found = [run]
+    if len(found) != 1:
+        what = "there is no record of run" if not found else f"{len(found)} runs begin with"
+        raise UsageError(f"{what} {run!r} on this machine", hint=did_you_mean(run, known[:50]) if known else
+                         "opsctl history --host HOST asks a host")  # fmt: skip
+    events = []
+    for line in (folder() / f"{found[0]}.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            break  # the controller died while writing this line
+    return Record(found[0], tuple(events))
