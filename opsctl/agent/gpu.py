@@ -34,6 +34,7 @@ def gather(
     folders: Optional[List[str]] = None,
     weights: Optional[str] = None,
     unit: Optional[str] = None,
+    user_unit: bool = False,
     port: Optional[int] = None,
     servers: Optional[List[Json]] = None,
 ) -> Json:
@@ -43,6 +44,7 @@ def gather(
     programs, for tests. servers: records of our servers (cgroup, sid, main_pid), to know whose a process is.
     """
     env = dict(os.environ, PATH=path or os.environ.get("PATH", os.defpath) + _ALSO)
+    began = time.monotonic()
     entries = gpuproc.table(root)
     stuck = gpuproc.stuck(entries, SMI)
     tasks: Dict[str, Callable[[], Any]] = {
@@ -55,7 +57,9 @@ def gather(
         "ntp": lambda: _line(call, env, ["timedatectl", "show", "-p", "NTPSynchronized", "--value"]),
     }
     if unit:
-        tasks["unit"] = lambda: _answer(call, env, ["systemctl", "show", unit, "-p", _SHOWN])
+        tasks["unit"] = lambda: _answer(
+            call, env, ["systemctl"] + (["--user"] if user_unit else []) + ["show", unit, "-p", _SHOWN]
+        )
     if port:
         tasks["listeners"] = lambda: _answer(call, env, ["ss", "-Hltnp", "sport = :%d" % port])
         tasks["endpoint"] = lambda: gpuhost.endpoint(port, 30.0)
@@ -68,6 +72,7 @@ def gather(
     if server:
         found["limits"] = gpuhost.limits(root, server)
     found["processes"] = _processes(entries, smi, servers or [], server, root)
+    found["seconds"] = time.monotonic() - began
     return found
 
 

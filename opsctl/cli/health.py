@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer._click import Context  # typer carries its own click
 from typer.core import TyperGroup
 
+from opsctl.cli.hosts import HostOption, InventoryOption, chosen, tell_errors
 from opsctl.errors import Exit, UsageError
+from opsctl.secret import mask
 
 if TYPE_CHECKING:
+    from opsctl.cli.hosts import Done
     from opsctl.gpu.explain import Explanation
     from opsctl.gpu.judge import HostReport
     from opsctl.gpu.model import Evidence
@@ -58,6 +61,10 @@ def health(
             metavar="FILE...", help="Judge these files instead of a host: nvidia-smi, kernel log, lspci, bundle."
         ),
     ] = None,
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, and say what changed.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="How often --watch looks.")] = 10.0,
     only: Annotated[str, typer.Option(metavar="CHECK,...", help="Run only these checks or families (klog).")] = "",
     skip: Annotated[str, typer.Option(metavar="CHECK,...", help="Leave these out.")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
@@ -68,20 +75,33 @@ def health(
     """Is this GPU host fit to serve? Exit code 0 fit, 10 warnings, 11 a check failed."""
     if context.invoked_subcommand:
         return
-    if not capture:
-        raise UsageError("nothing to judge", hint="name files with --capture FILE...")
-    from opsctl.gpu.bundle import members
-    from opsctl.gpu.capture import hosts
     from opsctl.gpu.judge import judge, selected
-    from opsctl.gpu.settings import Settings
 
-    chosen = selected(_names(only), _names(skip))
-    found = hosts(members(capture))
+    checks = selected(_names(only), _names(skip))
+    if capture and (host or inventory or watch):
+        raise UsageError("--capture judges files, not hosts", hint="leave out --host, --inventory and --watch")
+    unreached: list[Done[Evidence]] = []
+    if capture:
+        from opsctl.gpu.bundle import members
+        from opsctl.gpu.capture import hosts
+        from opsctl.gpu.settings import Settings
+
+        evidence = hosts(members(capture))
+        reports = [judge(name, one, Settings(), checks) for name, one in evidence]
+    else:
+        from opsctl.cli import health_hosts
+
+        listed = chosen(inventory, host)
+        if watch:
+            health_hosts.watch(listed, checks, every)
+        done = health_hosts.evidence_of(listed)
+        unreached = [one for one in done if one.error]
+        evidence = [(one.host.name, one.value) for one in done if one.value is not None]
+        reports = health_hosts.reports(done, checks, {})
     if record:
-        _print_profile([evidence for _, evidence in found], json_output)
-        return
-    reports = [judge(name, evidence, Settings(), chosen) for name, evidence in found]
-    finish(reports, json_output=json_output, junit=junit, verbose=verbose)
+        _print_profile([one for _, one in evidence], json_output)
+        raise typer.Exit(tell_errors(unreached))
+    finish(reports, json_output=json_output, junit=junit, verbose=verbose, unreached=unreached)
 
 
 @app.command()
@@ -92,8 +112,15 @@ def explain(topic: Annotated[str, typer.Argument(metavar="CHECK|XID")]) -> None:
     _show_explanation(explanation_of(topic))
 
 
-def finish(reports: list[HostReport], *, json_output: bool, junit: Path | None, verbose: bool) -> None:
-    """Print the reports, write JUnit, and end with the exit code of the worst verdict."""
+def finish(
+    reports: list[HostReport],
+    *,
+    json_output: bool,
+    junit: Path | None,
+    verbose: bool,
+    unreached: Sequence[Done[Evidence]] = (),
+) -> None:
+    """Print the reports, write JUnit, and end with the exit code of the worst: a failed check, then a lost host."""
     from opsctl.gpu.model import Verdict, worst
 
     overall = worst([r.verdict for r in reports])
@@ -104,13 +131,18 @@ def finish(reports: list[HostReport], *, json_output: bool, junit: Path | None, 
     if json_output:
         import json
 
-        typer.echo(json.dumps({"verdict": overall.value, "hosts": [r.as_json() for r in reports]}, indent=2))
+        document: dict[str, Any] = {"verdict": overall.value, "hosts": [r.as_json() for r in reports]}
+        if unreached:
+            document["unreached"] = [{"host": one.host.name, "error": mask(str(one.error))} for one in unreached]
+        typer.echo(json.dumps(document, indent=2))
     else:
         from opsctl.report.health import show
 
         show(reports, verbose=verbose)
-    code = {Verdict.FAIL: Exit.UNFIT, Verdict.WARN: Exit.DEGRADED}.get(overall, Exit.DONE)
-    raise typer.Exit(code)
+    lost = tell_errors(unreached)
+    if overall is Verdict.FAIL:
+        raise typer.Exit(Exit.UNFIT)
+    raise typer.Exit(lost or (Exit.DEGRADED if overall is Verdict.WARN else Exit.DONE))
 
 
 def _names(option: str) -> list[str]:

@@ -28,6 +28,7 @@ def ask(wanted: Wanted) -> Call:
             "folders": list(wanted.folders),
             "weights": wanted.weights,
             "unit": wanted.unit,
+            "user_unit": wanted.user_unit,
             "port": wanted.port,
         },
     )

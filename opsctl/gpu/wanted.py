@@ -22,6 +22,7 @@ class _Model(BaseModel):
     profile: dict[str, Any] = Field(default_factory=dict)
     thresholds: dict[str, float] = Field(default_factory=dict)
     unit: str | None = None
+    user_unit: bool = False
     port: int | None = Field(None, ge=1, le=65535)
     folders: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
     weights: str | None = None
@@ -33,6 +34,7 @@ class Wanted:
 
     settings: Settings = field(default_factory=Settings)
     unit: str | None = None
+    user_unit: bool = False
     port: int | None = None
     folders: tuple[str, ...] = ("/", "/tmp")
     weights: str | None = None
@@ -52,4 +54,4 @@ def load(data: Mapping[str, Any], where: str) -> Wanted:
         hint = did_you_mean(name, _Model.model_fields) if first["type"] == "extra_forbidden" else None
         raise UsageError(f"health: {name}: {first['msg'].lower()}", where=where, hint=hint) from error
     settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
-    return Wanted(settings, model.unit, model.port, tuple(model.folders), model.weights)
+    return Wanted(settings, model.unit, model.user_unit, model.port, tuple(model.folders), model.weights)

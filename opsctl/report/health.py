@@ -37,6 +37,27 @@ def summary(report: HostReport) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
+def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[str]:
+    """One line per check whose verdict differs from the last look."""
+    lines = []
+    for report in after:
+        last = next((r for r in before if r.host == report.host), None)
+        if last is None:
+            continue
+        old, new = _worst_by_check(last), _worst_by_check(report)
+        lines += [
+            f"changed {printable(report.host)} {check}: {old[check].verdict.value} → {result.verdict.value}  "
+            f"{_subject(result)}{one_line(result.found.evidence)}"
+            for check, result in new.items()
+            if check in old and old[check].verdict is not result.verdict
+        ]
+    return lines
+
+
+def _worst_by_check(report: HostReport) -> dict[str, Result]:
+    return {r.check: r for r in sorted(report.results, key=lambda r: r.verdict.rank)}
+
+
 def write_junit(path: Path, reports: Iterable[HostReport]) -> None:
     junit.write(path, "opsctl health", (case for report in reports for case in cases(report)))
 

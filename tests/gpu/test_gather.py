@@ -1,0 +1,219 @@
+"""The agent's one call, on hosts made of files and stand-in programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from opsctl.gpu import state
+from opsctl.gpu.judge import judge
+from opsctl.gpu.model import State
+from opsctl.gpu.settings import Settings
+from opsctl.gpu.wanted import Wanted
+from tests.gpu.fakehost import FakeHost
+from tests.gpu.judging import text_of
+
+H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")
+BUSES = [b.lower()[4:] for b in re.findall(r'<gpu id="([^"]+)"', H100)]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path)
+
+
+@pytest.fixture
+def healthy(host: FakeHost) -> FakeHost:
+    host.replay(H100)
+    for bus in BUSES:
+        host.device(bus, numa_node="0", current_link_width="16", max_link_width="16")
+    return host
+
+
+def test_healthy_host(healthy: FakeHost) -> None:
+    found = healthy.verdicts()
+    assert [c for c, v in found.items() if v == "fail" and not c.startswith("host.")] == []
+    for check in ("driver.loaded", "driver.mismatch", "smi.responsive", "gpu.count", "gpu.lost", "ecc.rows", "klog.xid",
+                  "topo.affinity", "p2p.config", "gpu.orphans", "proc.stuck"):  # fmt: skip
+        assert found[check] == "pass", check
+
+
+def test_hidden_gpu_is_named(healthy: FakeHost) -> None:
+    """nvidia-smi lists eight, the bus holds nine: the ninth is told by address and slot."""
+    healthy.device("0000:dd:00.0")
+    healthy.write("sys/bus/pci/slots/12/address", "0000:dd:00\n")
+    (fault,) = [r for r in judge("h", healthy.evidence(), Settings()).results if r.check == "gpu.count"]
+    assert fault.verdict == "fail"
+    assert fault.found.gpu is not None
+    assert fault.found.gpu.bus_id == "0000:dd:00.0"
+    assert "slot 12" in fault.found.evidence
+
+
+@pytest.mark.parametrize(
+    ("script", "responsive"),
+    [
+        ("trap '' TERM; while :; do sleep 1; done", "no answer"),
+        ("echo 'half an answer'; trap '' TERM HUP; sleep 1000 & wait; sleep 1000", "no answer"),
+        ("echo '%PDF-1.4'", "not its XML"),
+        ("exit 0", "nothing"),
+        ("echo '<?xml version=\"1.0\"?><html></html>'", "XML"),
+    ],
+)
+def test_nvidia_smi_that_hangs_or_talks_nonsense(healthy: FakeHost, script: str, responsive: str) -> None:
+    program = healthy.program("nvidia-smi", script)
+    results = {r.check: r for r in judge("h", healthy.evidence(limit=0.3), Settings()).results}
+    assert results["smi.responsive"].verdict == "fail"
+    assert responsive in results["smi.responsive"].found.evidence
+    # The bus still tells the GPUs, the driver its version; what only nvidia-smi knows is not guessed.
+    assert results["driver.loaded"].verdict == "pass"
+    assert results["topo.affinity"].verdict == "pass"
+    assert results["gpu.temp"].verdict == results["ecc.rows"].verdict == "skip"
+    assert _running(program) == []
+
+
+def _running(program: Path) -> list[str]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state_of = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if str(program).encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and state_of != "Z":
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_stuck_nvidia_smi_is_not_joined_by_another(healthy: FakeHost, tmp_path: Path) -> None:
+    healthy.program("nvidia-smi", f"touch '{tmp_path}/called'")
+    healthy.process(77, "nvidia-smi", "D", fds=("/dev/nvidiactl", "/dev/nvidia0"))
+    found = healthy.verdicts()
+    assert found["smi.responsive"] == found["proc.stuck"] == "fail"
+    assert not (tmp_path / "called").exists()
+
+
+def test_nvidia_smi_missing(healthy: FakeHost) -> None:
+    (healthy.bin / "nvidia-smi").unlink()
+    found = healthy.verdicts()
+    assert found["driver.loaded"] == found["gpu.count"] == "pass"
+    assert found["smi.responsive"] == "skip"
+
+
+def test_driver_refusal_by_exit_code(healthy: FakeHost) -> None:
+    healthy.replay("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9)
+    found = healthy.verdicts()
+    assert found["driver.loaded"] == found["gpu.count"] == "fail"
+    assert found["smi.responsive"] == "pass"
+
+
+def test_module_on_disk_differs(healthy: FakeHost) -> None:
+    healthy.program("modinfo", "echo 595.58.03")
+    assert healthy.verdicts()["driver.mismatch"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("journal", "dmesg", "verdict"),
+    [
+        (
+            "echo '2026-01-01T00:00:00+0000 h kernel: NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.'",
+            "",
+            "fail",
+        ),
+        ("exit 1", "echo '[  1.5] NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.'", "fail"),
+        ("exit 1", "echo 'dmesg: read kernel buffer failed: Operation not permitted'; exit 1", "skip"),
+    ],
+)
+def test_kernel_log_sources(healthy: FakeHost, journal: str, dmesg: str, verdict: str) -> None:
+    healthy.program("journalctl", journal)
+    healthy.program("dmesg", dmesg)
+    assert healthy.verdicts()["klog.xid"] == verdict
+
+
+def _config(redirect: bool) -> bytes:
+    """A configuration space with an ACS capability behind another one."""
+    space = bytearray(b"\x22\x10\x83\x14" + bytes(4092))
+    struct.pack_into("<I", space, 0x100, 0x1 | 1 << 16 | 0x140 << 20)
+    struct.pack_into("<IHH", space, 0x140, 0xD | 1 << 16, 0x1F, 0b1101 if redirect else 0b1001)
+    return bytes(space)
+
+
+@pytest.mark.parametrize(
+    ("redirect", "iommu", "verdict"),
+    [(True, "DMA-FQ", "fail"), (True, "identity", "warn"), (False, "identity", "warn"), (False, "DMA", "warn")],
+)
+def test_peer_to_peer(host: FakeHost, redirect: bool, iommu: str, verdict: str) -> None:
+    host.write("sys/class/iommu/dmar0/name", "")
+    host.device("0000:00:01.1", gpu=False, config=_config(redirect))
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        host.device(bus, above=("0000:00:01.1",))
+        host.write(f"sys/devices/pci0000:00/0000:00:01.1/{bus}/iommu_group/type", iommu)
+    assert host.verdicts()["p2p.config"] == verdict
+
+
+def test_orphans_of_a_dead_server(healthy: FakeHost) -> None:
+    healthy.process(1, "systemd", ppid=0)
+    healthy.process(500, "sglang::schedul", sid=400, cmdline="sglang::scheduler_TP0", fds=("/dev/nvidia0",))
+    assert healthy.verdicts()["gpu.orphans"] == "fail"
+
+
+def test_workers_of_a_living_server(healthy: FakeHost) -> None:
+    healthy.process(1, "systemd", ppid=0)
+    healthy.process(400, "python3", cmdline="python3 -m sglang.launch_server")
+    healthy.process(500, "sglang::schedul", ppid=400, sid=400, cmdline="sglang::scheduler_TP0", fds=("/dev/nvidia0",))
+    found = healthy.verdicts()
+    assert found["gpu.orphans"] == found["proc.stuck"] == "pass"
+
+
+UNIT = """\
+Id=llm.service
+ActiveState={}
+SubState={}
+Result={}
+NRestarts=1
+KillMode={}
+MainPID=400
+ControlGroup=/s/llm.service"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "verdict"),
+    [
+        (("active", "running", "success", "mixed"), "pass"),
+        (("failed", "failed", "exit-code", "mixed"), "fail"),
+        (("active", "running", "success", "process"), "warn"),
+    ],
+)
+def test_unit(healthy: FakeHost, shown: tuple[str, ...], verdict: str) -> None:
+    healthy.program("systemctl", f"cat <<'EOF'\n{UNIT.format(*shown)}\nEOF")
+    healthy.write("proc/400/limits", "Limit   Soft Limit Hard Limit Units\nMax locked memory   65536  65536  bytes\n")
+    found = healthy.verdicts(Wanted(unit="llm.service"))
+    assert found["svc.unit"] == verdict
+    assert found["host.limits"] == "warn"
+
+
+def test_missing_shard(healthy: FakeHost) -> None:
+    healthy.write("m/model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+    healthy.write("m/1.safetensors", "")
+    assert healthy.verdicts(Wanted(weights="/m"))["host.weights"] == "fail"
+    healthy.write("m/2.safetensors", "")
+    assert healthy.verdicts(Wanted(weights="/m"))["host.weights"] == "pass"
+
+
+def test_counters_count_from_the_last_look(healthy: FakeHost) -> None:
+    healthy.write("proc/sys/kernel/random/boot_id", "one")
+    healthy.write(f"sys/bus/pci/devices/{BUSES[0]}/aer_dev_nonfatal", "Undefined 0\nTOTAL_ERR_NONFATAL 7\n")
+    first = healthy.evidence()
+    before = state.load(state.dump(state.now(first)))
+
+    def judged(earlier: State | None) -> str:
+        evidence = healthy.evidence()
+        with_before = type(evidence)(**{n: getattr(evidence, n) for n in evidence.__slots__} | {"before": earlier})
+        return next(r.verdict.value for r in judge("h", with_before, Settings()).results if r.check == "pcie.errors")
+
+    assert judged(None) == "skip"
+    assert judged(before) == "pass"
+    healthy.write(f"sys/bus/pci/devices/{BUSES[0]}/aer_dev_nonfatal", "Undefined 0\nTOTAL_ERR_NONFATAL 8\n")
+    assert judged(before) == "fail"
