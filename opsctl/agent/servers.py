@@ -24,28 +24,24 @@ _LOCATE_LIMIT = 10.0
 _MOST_FILES = 20000
 
 
-def find(call: Context) -> List[Dict[str, Any]]:
+def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
     {pid, argv, started, user, session, cwd, python, environment, unit, container, log, log_size, boot}: started is in
     seconds since the epoch; unit and container as the control group names them; log is the file that standard output
-    goes to.
+    goes to. With `locate` also {package, newest, newest_file}: the folder of the `sglang` package that it imported
+    (found by asking its own interpreter), or None, and the file of it that was changed last.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]
     own = {server["pid"] for server in found}
     first = [server for server in found if server["parent"] not in own]
+    if locate:
+        for server in first:
+            package = _package(server["pid"])
+            newest, newest_file = _newest(package) if package else (None, None)
+            server.update(package=package, newest=newest, newest_file=newest_file)
     return sorted(first, key=lambda server: (server["started"], server["pid"]))
-
-
-def code(call: Context, pid: int) -> Dict[str, Any]:
-    """The `sglang` package that a server imported, found by asking its own interpreter where it would find it.
-
-    {package, newest, newest_file}: the package's folder, or None, and its file that was changed last.
-    """
-    package = _package(pid)
-    newest, newest_file = _newest(package) if package else (None, None)
-    return {"package": package, "newest": newest, "newest_file": newest_file}
 
 
 def _server(pid: int) -> Optional[Dict[str, Any]]:
@@ -196,4 +192,4 @@ def _match(pattern: str, text: str) -> Optional[str]:
     return found.group(1) if found else None
 
 
-CALLS = {"find": find, "code": code}
+CALLS = {"find": find}

@@ -14,8 +14,9 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.secret import Secret
-    from opsctl.sglang.gather import Asked, Seen
+    from opsctl.sglang.gather import Asked
     from opsctl.sglang.hypotheses import Diagnosis
+    from opsctl.sglang.seen import Seen
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -37,10 +38,11 @@ def diagnose(
 ) -> int:
     """Say why the acceptance is what it is: what was looked at, what is ruled out, the cause, and what to do."""
     from opsctl.sglang.causes import CAUSES
-    from opsctl.sglang.gather import Asked, evidence
+    from opsctl.sglang.gather import Asked
     from opsctl.sglang.hypotheses import diagnose as walk
     from opsctl.sglang.hypotheses import to_json
     from opsctl.sglang.probe_store import load
+    from opsctl.sglang.seen import evidence
 
     asked = Asked(port, drafter, target, log, load(probe) if probe else None)
     seen = _look_here(asked, api_key_env) if here else _look_there(asked, inventory, host, api_key_env)

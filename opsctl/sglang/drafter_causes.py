@@ -40,6 +40,7 @@ class Group:
         )
 
 
+_NAMES = "names-not-loaded"
 _MAPPING = ("d2t", "t2d", "mapping")
 _OF_OTHERS = ("lm_head", "d2t", "t2d")
 
@@ -53,7 +54,7 @@ GROUPS = (
     Group("aux-disabled", "the drafter's config switches the target's features off, and `fc` is skipped",
           ("use-aux",), _GARBLES | _SLOWS, _GARBAGE),
     Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE),
-    Group("names-not-loaded", "tensors have names that this loader drops without a word",
+    Group(_NAMES, "tensors have names that this loader drops without a word",
           ("tensor",), _GARBLES | _SLOWS, _LOW, _OF_OTHERS),
     Group("drafter-garbage", "the drafter's weights or config make it draft garbage", ("",), _GARBLES, _LOW),
     Group("drafter-degraded", "the drafter's config loses acceptance", ("",), _SLOWS, _FAINT_OR_PARTIAL),
@@ -67,6 +68,10 @@ def _condition(group: Group) -> Callable[[Evidence], Condition]:
         found = [f for f in e.drafter if group.mine(f) and _group_of(f) is group]
         if not found:
             return Condition(False, "the drafter check finds nothing of the kind")
+        if group.id == _NAMES and (taken := e.source.takes_layers0).holds:
+            found = [f for f in found if not f.subject.startswith("layers.")]
+            if not found:
+                return Condition(False, f"the loader takes these names: {taken.detail}", (taken.place,))
         first = found[0]
         return Condition(
             True,
