@@ -29,6 +29,8 @@ class Proxy:
         self._server = self._do(asyncio.start_server(self._client, "127.0.0.1", 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.connections = 0
+        self.turns = 0  # how often the client spoke up after the server had spoken: round trips
+        self._talking: asyncio.StreamReader | None = None
 
     def cut(self) -> None:
         """Break every connection, as a lost network does once it is noticed."""
@@ -79,7 +81,7 @@ class Proxy:
             return
         self._prepare(onward)
         try:
-            await asyncio.gather(self._pump(reader, onward), self._pump(onward_reader, writer))
+            await asyncio.gather(self._pump(reader, onward, True), self._pump(onward_reader, writer, False))
         finally:
             for end in (writer, onward):
                 self._writers.discard(end)
@@ -89,12 +91,14 @@ class Proxy:
         self._writers.add(writer)
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096)
 
         async def feed() -> None:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(1 << 16):
+                    self.turns += up and self._talking is not reader
+                    self._talking = reader
                     await queue.put((time.monotonic() + self._one_way, data))
             await queue.put((time.monotonic() + self._one_way, b""))
 

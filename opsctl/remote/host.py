@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.errors import Exit, OpsctlError, Unreachable
+from opsctl.errors import OpsctlError, Unreachable
 from opsctl.remote import become, bundle, ssh_config, tcp
 from opsctl.remote.agent_client import AgentClient, OnProgress, Pending
 from opsctl.remote.local import LocalStream
@@ -192,7 +192,11 @@ class _Alias(RemoteHost):
         pass
 
 
-def connect(spec: ConnectionSpec, cancelled: Callable[[], bool] = lambda: False) -> RemoteHost:
+def _never() -> bool:
+    return False
+
+
+def connect(spec: ConnectionSpec, cancelled: Callable[[], bool] = _never) -> RemoteHost:
     """Connect and start the agent, without waiting for it to speak.
 
     Failures that pass (refused while booting, too many connections at once) are tried again, `spec.attempts` times in
@@ -201,36 +205,32 @@ def connect(spec: ConnectionSpec, cancelled: Callable[[], bool] = lambda: False)
     if spec.connection == "local":
         return RemoteHost(spec, None)
     route = ssh_config.route(spec)
-    for attempt in range(spec.attempts):
+    return RemoteHost(spec, open_link(route.hops, spec, cancelled), route.warnings)
+
+
+def open_link(hops: tuple[ssh_config.Hop, ...], spec: ConnectionSpec, cancelled: Callable[[], bool] = _never) -> Link:
+    """Connect through `hops`, trying again what passes. Raises Unreachable, HostKeyError, AuthFailed."""
+    attempt = 0
+    while True:
+        dialling = _dial(hops[0])
+        from opsctl.remote import ssh  # loads paramiko while the first packets travel
+
+        link = ssh.Link()
         try:
-            return _connect(spec, route)
-        except Unreachable as error:
-            if cancelled() or attempt + 1 == spec.attempts or not _passes(error):
+            link.open(hops, dialling, spec.timeouts, spec.name)
+        except ssh.Busy:
+            attempt += 1
+            if attempt >= spec.attempts or cancelled():
                 raise
-        from opsctl.remote.ssh import pause
-
-        pause(attempt, cancelled)
-    raise AssertionError("attempts is at least 1")
-
-
-def _connect(spec: ConnectionSpec, route: ssh_config.Route) -> RemoteHost:
-    first = route.hops[0]
-    dialling, failed = None, None
-    if not first.proxy_command:
-        try:
-            dialling = tcp.dial(first.address, first.port)
-        except OSError as error:
-            failed = error
-    from opsctl.remote import ssh  # loads paramiko while the first packets travel
-
-    if failed:
-        raise ssh.unreachable(failed, first, spec.name) from failed
-    link = ssh.Link()
-    link.open(route.hops, dialling, spec.timeouts, spec.name)
-    return RemoteHost(spec, link, route.warnings)
+            ssh.pause(attempt, cancelled)
+        else:
+            return link
 
 
-def _passes(error: Unreachable) -> bool:
-    from opsctl.remote.ssh import Busy
-
-    return isinstance(error, Busy) and error.exit_code == Exit.UNREACHABLE
+def _dial(hop: ssh_config.Hop) -> tcp.Dialling | None:
+    if hop.proxy_command:
+        return None
+    try:
+        return tcp.dial(hop.address, hop.port)
+    except OSError:
+        return None  # said with everything else that can go wrong, once there are words for it

@@ -49,18 +49,28 @@ class Link:
     def open(self, hops: tuple[Hop, ...], dialling: tcp.Dialling | None, timeouts: Timeouts, name: str) -> None:
         """Connect through all hops. Raises Unreachable, HostKeyError, AuthFailed; closes what it had opened then."""
         try:
-            sock: Socket = self._first(hops[0], dialling, timeouts, name)
-            for i, hop in enumerate(hops):
+            for hop in hops:
                 where = name if hop is hops[-1] else f"{name} (jump host {hop})"
+                sock = self.onward(hop, timeouts, name, dialling)
                 transport, self.host_key = handshake(sock, hop, timeouts, where)
                 self._transports.append(transport)
                 authenticate(transport, hop, timeouts, where)
                 transport.set_keepalive(KEEPALIVE)
-                if i + 1 < len(hops):
-                    sock = tunnel(transport, hops[i + 1].address, hops[i + 1].port, timeouts.connect, where)
         except BaseException:
             self.close()
             raise
+
+    def onward(self, hop: Hop, timeouts: Timeouts, name: str, dialling: tcp.Dialling | None = None) -> Socket:
+        """A connected socket to the next hop. Raises Unreachable."""
+        if self._transports:
+            return tunnel(self.transport, hop.address, hop.port, timeouts.connect, name)
+        if hop.proxy_command:
+            sock, self._proxy = tcp.proxied(hop.proxy_command)
+            return sock
+        try:
+            return (dialling or tcp.dial(hop.address, hop.port)).finish(timeouts.connect)
+        except OSError as error:
+            raise unreachable(error, hop, name) from error
 
     def run(self, command: str, timeout: float, where: str) -> SshStream:
         """Start a command on a channel of its own."""
@@ -81,16 +91,6 @@ class Link:
             self._proxy.kill()
             self._proxy.wait()
             self._proxy = None
-
-    def _first(self, hop: Hop, dialling: tcp.Dialling | None, timeouts: Timeouts, name: str) -> socket.socket:
-        if hop.proxy_command:
-            sock, self._proxy = tcp.proxied(hop.proxy_command)
-            return sock
-        assert dialling
-        try:
-            return dialling.finish(timeouts.connect)
-        except OSError as error:
-            raise unreachable(error, hop, name) from error
 
 
 class SshStream:
@@ -187,12 +187,24 @@ def authenticate(transport: paramiko.Transport, hop: Hop, timeouts: Timeouts, wh
             if not transport.is_active():
                 tried.append(f"then the server broke off: {_words(error)}")
                 break
+    allowed = allowed or _accepted(transport, hop)
     accepted = f"; the server accepts {', '.join(allowed)}" if allowed else ""
     raise AuthFailed(
         f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
         where=where,
         hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`",
     )
+
+
+def _accepted(transport: paramiko.Transport, hop: Hop) -> list[str]:
+    """The ways in that a server names, for the error message alone."""
+    try:
+        transport.auth_none(hop.user)
+    except paramiko.BadAuthenticationType as error:
+        return list(error.allowed_types)
+    except (paramiko.SSHException, EOFError, OSError):
+        pass
+    return []
 
 
 def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: float, where: str) -> paramiko.Channel:
@@ -262,11 +274,11 @@ def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterato
         if named:
             tried.append(f"key {file} (no such file)")
         return
-    except paramiko.PasswordRequiredException:
+    except (paramiko.PasswordRequiredException, TypeError):  # which of the two depends on the file's format
         if named:
             tried.append(f"key {file} (encrypted: add it to the SSH agent with ssh-add)")
         return
-    except (paramiko.SSHException, OSError, ValueError, TypeError) as error:
+    except (paramiko.SSHException, OSError, ValueError) as error:
         tried.append(f"key {file} (unusable: {_words(error)})")
         return
     certificates = [c for c in (*hop.certificates, f"{file}-cert.pub") if _certifies(c, key)]
@@ -341,6 +353,6 @@ def _words(error: BaseException) -> str:
 
 def pause(attempt: int, cancelled: Callable[[], bool]) -> None:
     """Wait before another try: 0.5 s, 1 s, 2 s, ... Returns early when cancelled."""
-    deadline = time.monotonic() + 0.5 * 2**attempt
+    deadline = time.monotonic() + 0.25 * 2**attempt
     while time.monotonic() < deadline and not cancelled():
         time.sleep(0.05)

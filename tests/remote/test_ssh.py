@@ -1,0 +1,276 @@
+"""Reaching a host: keys, jump hosts, configuration, and a clear word for each way it can fail."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from opsctl.agent.protocol import Call
+from opsctl.errors import AuthFailed, HostKeyError, Unreachable
+from opsctl.remote import hostkeys, ssh_config
+from opsctl.remote.host import connect
+from opsctl.remote.spec import ConnectionSpec, Timeouts
+from opsctl.remote.trust import fetch
+from tests.conftest import MakeHost
+from tests.proxy import Proxy
+from tests.sshd import Sshd, free_port, keygen
+
+QUICK = Timeouts(connect=1, banner=1, auth=5, channel=5)
+
+
+def works(host: object) -> bool:
+    return host.call(Call("proc.run", {"argv": "echo ok"}), timeout=30).result["stdout"] == "ok\n"  # type: ignore[attr-defined,no-any-return]
+
+
+def test_unknown_key_is_refused_and_trusting_it_helps(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    with pytest.raises(HostKeyError) as caught:
+        make_host(known_hosts=(str(known),))
+    assert sshd.host_key.fingerprint in caught.value.message
+    assert caught.value.hint is not None
+    assert "opsctl inventory trust box" in caught.value.hint
+
+    found = fetch(sshd.spec(known_hosts=(str(known),)))
+    assert found.key == sshd.host_key
+    assert found.verdict is hostkeys.Verdict.UNKNOWN
+    found.trust()
+    assert works(make_host(known_hosts=(str(known),)))
+    assert fetch(sshd.spec(known_hosts=(str(known),))).verdict is hostkeys.Verdict.KNOWN
+
+
+def test_changed_key_is_refused_whatever_is_configured(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    keygen(tmp_path / "other")
+    other = Path(f"{tmp_path}/other.pub").read_text()
+    known = tmp_path / "known"
+    known.write_text(f"[127.0.0.1]:{sshd.port} {other}")
+    config = tmp_path / "config"
+    config.write_text("Host *\n  StrictHostKeyChecking no\n")
+    with pytest.raises(HostKeyError, match="HAS CHANGED") as caught:
+        make_host(known_hosts=(str(known),), ssh_config=str(config))
+    assert sshd.host_key.fingerprint in caught.value.message
+    fetch(sshd.spec(known_hosts=(str(known),))).trust()
+    assert works(make_host(known_hosts=(str(known),)))
+
+
+def test_pin_decides_alone(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    nothing = (str(tmp_path / "none"),)
+    assert works(make_host(known_hosts=nothing, host_key=sshd.host_key.fingerprint))
+    assert works(make_host(known_hosts=nothing, host_key=str(sshd.host_key)))
+    with pytest.raises(HostKeyError, match="the pin in the inventory"):
+        make_host(host_key="SHA256:" + "A" * 43)
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
+def test_hashed_known_hosts(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text(sshd.known_hosts.read_text())
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, capture_output=True)
+    assert "127.0.0.1" not in known.read_text()
+    assert works(make_host(known_hosts=(str(known),)))
+
+
+def test_login_that_is_refused_says_what_was_tried(make_host: MakeHost, tmp_path: Path) -> None:
+    keygen(tmp_path / "stranger")
+    keygen(tmp_path / "locked", "-N", "secret words")
+    with pytest.raises(AuthFailed) as caught:
+        make_host(keys=(str(tmp_path / "stranger"), str(tmp_path / "locked"), "/no/such/key"))
+    message = caught.value.message
+    assert f"key {tmp_path}/stranger" in message
+    assert "encrypted: add it to the SSH agent" in message
+    assert "/no/such/key (no such file)" in message
+    assert "accepts publickey" in message
+
+
+def test_each_way_not_to_get_there_has_its_own_words(make_host: MakeHost, sshd: Sshd) -> None:
+    with pytest.raises(Unreachable, match="could not be resolved"):
+        make_host(address="no-such-host.invalid", host_key=str(sshd.host_key))
+    with pytest.raises(Unreachable, match="refused the connection"):
+        make_host(port=free_port(), attempts=1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(Unreachable, match="before keys were agreed"):
+            make_host(port=silent.getsockname()[1], timeouts=QUICK, attempts=1)
+
+
+def test_a_server_that_comes_up_late_is_waited_for(make_host: MakeHost, sshd: Sshd) -> None:
+    """First refused at the door, as by MaxStartups: accepted and closed without a word."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        port = door.getsockname()[1]
+        turned_away = threading.Event()
+
+        def turn_away_then_let_in() -> None:
+            door.accept()[0].close()
+            turned_away.set()
+            inside, _ = door.accept()
+            onward = socket.create_connection(("127.0.0.1", sshd.port))
+            for source, sink in ((inside, onward), (onward, inside)):
+                threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+
+        threading.Thread(target=turn_away_then_let_in, daemon=True).start()
+        assert works(make_host(port=port, host_key=str(sshd.host_key)))
+        assert turned_away.is_set()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    except OSError:
+        pass
+    sink.close()
+
+
+def test_a_wrong_login_is_not_tried_again(sshd: Sshd, tmp_path: Path, slow_link: Callable[..., Proxy]) -> None:
+    proxy = slow_link()
+    keygen(tmp_path / "stranger")
+    spec = sshd.spec(port=proxy.port, host_key=str(sshd.host_key), keys=(str(tmp_path / "stranger"),), attempts=3)
+    with pytest.raises(AuthFailed):
+        connect(spec)
+    assert proxy.connections == 1
+
+
+@pytest.fixture
+def config(sshd: Sshd, tmp_path: Path) -> Path:
+    """An OpenSSH configuration with the server under an alias, as jump host and behind one, two and three of them."""
+    path = tmp_path / "config"
+    path.write_text(
+        f"""
+Host box first second third
+  HostName 127.0.0.1
+  Port {sshd.port}
+  User {sshd.user}
+  IdentityFile {sshd.key_file}
+  IdentitiesOnly yes
+  UserKnownHostsFile {sshd.known_hosts}
+Host second
+  ProxyJump first
+Host third
+  ProxyJump first,box
+Host behind
+  HostName 127.0.0.1
+  Port {sshd.port}
+  IdentityFile {sshd.key_file}
+  UserKnownHostsFile {sshd.known_hosts}
+  ProxyJump {sshd.user}@third
+Match host odd exec "test 1 = 1"
+  HostName 127.0.0.1
+  Port {sshd.port}
+  IdentityFile {sshd.key_file}
+  UserKnownHostsFile {sshd.known_hosts}
+"""
+    )
+    return path
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="needs the OpenSSH client")
+@pytest.mark.parametrize(("alias", "hops"), [("box", 1), ("odd", 1), ("second", 2), ("third", 3), ("behind", 4)])
+def test_openssh_configuration_is_honoured(config: Path, alias: str, hops: int, state: Path) -> None:
+    spec = ConnectionSpec(alias, ssh_config=str(config), state_dir=str(state))
+    assert len(ssh_config.route(spec).hops) == hops
+    with connect(spec) as host:
+        assert works(host)
+
+
+def test_proxy_command(sshd: Sshd, tmp_path: Path, state: Path) -> None:
+    if not shutil.which("ssh"):
+        pytest.skip("needs the OpenSSH client")
+    connector = tmp_path / "connector.py"
+    connector.write_text(CONNECTOR)
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host far\n  User {sshd.user}\n  IdentityFile {sshd.key_file}\n  HostKeyAlias [127.0.0.1]:{sshd.port}\n"
+        f"  UserKnownHostsFile {sshd.known_hosts}\n  ProxyCommand {os.sys.executable} {connector} {sshd.port}\n"  # type: ignore[attr-defined]
+    )
+    with connect(ConnectionSpec("far", ssh_config=str(config), state_dir=str(state))) as host:
+        assert works(host)
+
+
+CONNECTOR = """
+import os, socket, sys, threading
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def up():
+    while data := os.read(0, 65536):
+        s.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := s.recv(65536):
+    os.write(1, data)
+"""
+
+
+def test_what_is_not_honoured_of_the_configuration_is_told() -> None:
+    told = ssh_config.unhonoured(
+        {"stricthostkeychecking": ["no"], "gssapiauthentication": ["no"], "revokedhostkeys": ["/etc/revoked"]}
+    )
+    assert len(told) == 2
+    assert told[0].startswith("stricthostkeychecking no is not honoured")
+    assert "revokedhostkeys /etc/revoked" in told[1]
+
+
+@pytest.fixture
+def web() -> Iterator[int]:
+    class Echo(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("connection", ["ssh", "local"])
+def test_http_reaches_the_host_s_loopback(make_host: MakeHost, web: int, connection: str) -> None:
+    host = make_host(connection=connection)
+    with host.http(web) as client:
+        for size in (0, 10, 3_000_000):
+            answer = client.post("/echo", content=b"x" * size)
+            assert (answer.status_code, len(answer.content)) == (200, size)
+    with host.http(free_port()) as client, pytest.raises(httpx.ConnectError):
+        client.get("/health")
+
+
+def test_a_link_that_goes_silent_is_noticed(
+    make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+    monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
+    proxy = slow_link()
+    host = make_host(port=proxy.port, host_key=str(sshd.host_key))
+    assert works(host)
+    [pending] = host.send([Call("proc.run", {"argv": "sleep 1000"})])
+    proxy.freeze()
+    with pytest.raises(Unreachable, match="no sign of life"):
+        pending.wait()
+
+
+def test_round_trips(make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., Proxy]) -> None:
+    """A batch of many calls, modules to load included, is one round trip: what leaves together is answered together."""
+    proxy = slow_link(0.3)
+    host = make_host(port=proxy.port, host_key=str(sshd.host_key))
+    calls = [Call("proc.run", {"argv": "true"}) for _ in range(20)]
+    host.batch(calls[:1])
+    turns = proxy.turns
+    host.batch(calls)
+    assert proxy.turns - turns == 1

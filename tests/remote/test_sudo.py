@@ -1,0 +1,101 @@
+"""Becoming another user through a real sudo, with and without a password."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.agent.protocol import Call
+from opsctl.errors import AuthFailed
+from opsctl.remote.host import RemoteHost, connect
+from opsctl.secret import Secret
+from tests.sshd import SSHD, Sshd
+
+PASSWORD = "correct horse"
+USERS = {"opsctl-asked": "ALL", "opsctl-free": "NOPASSWD: ALL"}
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("sudo") or not shutil.which("useradd") or not SSHD,
+    reason="needs root (to make users), sudo and sshd",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Sshd]:
+    """An sshd, and two users who may become root: one is asked for a password."""
+    rules = Path("/etc/sudoers.d/opsctl-test")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)  # sshd reads the keys as the user who logs in
+    try:
+        for user, rule in USERS.items():
+            subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", user], check=True)
+            subprocess.run(["chpasswd"], input=f"{user}:{PASSWORD}", text=True, check=True)
+            with rules.open("a") as file:
+                file.write(f"{user} ALL=(ALL) {rule}\n")
+        rules.chmod(0o440)
+        sshd = Sshd(folder)
+        sshd.start()
+        yield sshd
+        sshd.stop()
+    finally:
+        rules.unlink(missing_ok=True)
+        for user in USERS:
+            subprocess.run(["userdel", "--remove", user], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def login(server: Sshd) -> Iterator[Callable[..., RemoteHost]]:
+    made: list[RemoteHost] = []
+
+    def make(user: str, **given: Any) -> RemoteHost:
+        made.append(connect(server.spec(user=user, **given)))
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.close()
+
+
+def who(host: RemoteHost) -> str:
+    answer = host.call(Call("proc.run", {"argv": "id -un; echo $HOME"}), timeout=30)
+    return str(answer.result["stdout"])
+
+
+def test_without_a_password(login: Callable[..., RemoteHost]) -> None:
+    host = login("opsctl-free", become="root")
+    assert who(host) == "root\n/root\n"
+    assert who(host.as_user(None)) == "opsctl-free\n/home/opsctl-free\n"
+    assert who(host.as_user("opsctl-asked")) == "opsctl-asked\n/home/opsctl-asked\n"
+
+
+def test_a_password_that_is_not_asked_for_does_no_harm(login: Callable[..., RemoteHost]) -> None:
+    assert who(login("opsctl-free", become="root", become_password=Secret(PASSWORD))) == "root\n/root\n"
+
+
+def test_with_a_password(login: Callable[..., RemoteHost]) -> None:
+    host = login("opsctl-asked", become="root", become_password=Secret(PASSWORD))
+    assert who(host) == "root\n/root\n"
+    seen = host.call(Call("proc.run", {"argv": "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"})).result["stdout"]
+    assert PASSWORD not in seen
+
+
+def test_a_password_that_is_missing_or_wrong_is_told_at_once(login: Callable[..., RemoteHost]) -> None:
+    with pytest.raises(AuthFailed, match="does not let us become root unasked") as missing:
+        who(login("opsctl-asked", become="root"))
+    assert "become_password" in str(missing.value.hint)
+    with pytest.raises(AuthFailed, match="refused the password") as wrong:
+        who(login("opsctl-asked", become="root", become_password=Secret("wrong horse")))
+    assert "wrong horse" not in str(wrong.value)
+
+
+def test_a_user_that_does_not_exist_is_told(login: Callable[..., RemoteHost]) -> None:
+    with pytest.raises(AuthFailed, match="nobody-of-that-name"):
+        who(login("opsctl-free", become="nobody-of-that-name"))
