@@ -19,12 +19,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-import httpx
 from pydantic import BaseModel, ConfigDict
 
 from opsctl.agent.protocol import Call, Reply
+
+if TYPE_CHECKING:
+    import httpx
+
+    from opsctl.remote.host import RawResult
 
 
 class ModuleArgs(BaseModel):
@@ -97,6 +101,10 @@ class Host(Protocol):
 
     def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
         """Independent calls, all in one round trip, run side by side. Raises the first RemoteError."""
+        ...
+
+    def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
+        """A shell command without the agent, as the login user."""
         ...
 
     def http(self, port: int) -> httpx.Client:

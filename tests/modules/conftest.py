@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,7 @@ def site(variables: Mapping[str, Any] | None = None, project: Path | None = None
 
     def render(text: str, name: str) -> str:
         environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+        environment.filters["quote"] = shlex.quote
         return environment.from_string(text).render(known)
 
     return Site("here", known, find, render, lambda expression: evaluate(expression, known), check)

@@ -1,0 +1,243 @@
+"""Checkouts on the host: looked at, brought to a commit without losing anything, and taken back exactly."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Optional
+
+from opsctl.agent import filestate as fs
+from opsctl.agent import gitsave, trash
+from opsctl.agent.gitrun import git, refused, text
+from opsctl.agent.keep import load, save
+from opsctl.agent.protocol import AgentError, Context
+
+UNDER_WAY = {
+    "MERGE_HEAD": "a merge",
+    "rebase-merge": "a rebase",
+    "rebase-apply": "a rebase",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+    "BISECT_LOG": "a bisection",
+}
+MOST_LISTED = 200
+
+
+def look(
+    call: Context,
+    path: str,
+    commit: Optional[str] = None,
+    ref: Optional[str] = None,
+    source: Optional[str] = None,
+    timeout: float = 60.0,
+) -> Dict[str, Any]:
+    """State of a checkout, and the full id of the `commit` (may be short) or of the `ref` at its source.
+
+    `wanted`: the full id, None where it is not known here yet. Raises AgentError for an ambiguous id, an unknown ref.
+    """
+    path = fs.absolute(path)
+    found: Dict[str, Any] = {"state": _kind(path), "wanted": commit if commit and len(commit) == 40 else None}
+    if found["state"] == "repo":
+        found.update(_state(call, path))
+        if commit and found["wanted"] is None:
+            found["wanted"] = _resolve(call, path, commit)
+        source = source or found["origin"]
+    if ref is not None:
+        if source is None:
+            raise AgentError("invalid", "%s has no origin to ask for %s" % (path, ref), path=path)
+        found["wanted"] = _remote_id(call, source, ref, timeout)
+    return found
+
+
+def checkout(
+    call: Context,
+    path: str,
+    commit: str,
+    source: Optional[str] = None,
+    depth: Optional[int] = None,
+    submodules: bool = False,
+    save_changes: bool = False,
+    expect: Optional[Dict[str, Any]] = None,
+    timeout: float = 1800.0,
+    keep: Optional[str] = None,
+) -> Dict[str, Any]:
+    """Bring a checkout to a commit (detached), cloning it if it is not there.
+
+    Local changes to tracked files are an error, or with `save_changes` go into the journal first. Untracked files stay
+    where they are, unless the commit has files of the same names: those are saved likewise.
+    """
+    path = fs.absolute(path)
+    if _kind(path) != "repo":
+        return _clone(call, path, commit, source, depth, submodules, timeout, keep)
+    before = _state(call, path)
+    for key, value in (expect or {}).items():
+        if before[key] != value:
+            raise AgentError("conflict", "%s has changed since it was looked at: %s" % (path, key), path=path)
+    if before["under_way"]:
+        raise AgentError("conflict", "%s is under way in %s" % (before["under_way"], path), path=path)
+    full = _have(call, path, commit, source or before["origin"], depth, timeout)
+    record: Dict[str, Any] = {"before": before, "after": full, "submodules": submodules}
+    in_the_way = gitsave.in_the_way(call, path, full, before["untracked"])
+    if (before["changed"] or in_the_way) and not save_changes:
+        what = [entry["path"] for entry in before["changed"]] + in_the_way
+        raise AgentError("conflict", "%s has local changes: %s" % (path, ", ".join(what[:10])), path=path)
+    if before["changed"] or in_the_way:
+        gitsave.keep_changes(call, path, before, in_the_way, keep, record)
+    save(call, keep, record)
+    call.progress({"git": "checkout", "commit": full})
+    force = ["--force"] if record.get("saved") else []
+    git(call, ["checkout", "--quiet", "--detach"] + force + [full], path, timeout)
+    if submodules:
+        _update_submodules(call, path, timeout)
+    return {"before": before["head"], "after": full, "saved": [entry["path"] for entry in record.get("saved", [])]}
+
+
+def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Dict[str, Any]:
+    """Bring a checkout back to where it was, local changes included."""
+    path = fs.absolute(path)
+    record = load(call, keep)
+    if record is None or record.get("undone") or _kind(path) != "repo":
+        return {"restored": False}
+    now = _state(call, path)
+    if "cloned" in record:
+        if now["head"] != record["cloned"] or now["changed"] or now["untracked"]:
+            raise AgentError("conflict", "%s was changed by someone else since; it is left as it is" % path, path=path)
+        trash.discard(call, path, fs.state(path, False), keep + ".clone")
+    else:
+        before = record["before"]
+        if now["head"] not in (record["after"], before["head"]):
+            raise AgentError("conflict", "%s was moved to %s by someone else since" % (path, now["head"]), path=path)
+        if now["head"] != before["head"]:
+            if now["changed"]:
+                what = ", ".join(entry["path"] for entry in now["changed"][:10])
+                raise AgentError("conflict", "%s has local changes since: %s" % (path, what), path=path)
+            git(call, ["checkout", "--quiet", "--detach", before["head"]], path, timeout)
+        _reattach(call, path, before)
+        gitsave.put_back(call, path, record, keep)
+        if record["submodules"]:
+            _update_submodules(call, path, timeout)
+    save(call, keep, dict(record, undone=True))
+    return {"restored": True}
+
+
+def _kind(path: str) -> str:
+    if not os.path.lexists(path):
+        return "absent"
+    if os.path.lexists(os.path.join(path, ".git")):
+        return "repo"
+    return "empty" if os.path.isdir(path) and not os.listdir(path) else "other"
+
+
+def _state(call: Context, path: str) -> Dict[str, Any]:
+    head = git(call, ["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], path, ok=(0, 1))
+    branch = git(call, ["symbolic-ref", "--quiet", "--short", "HEAD"], path, ok=(0, 1))
+    origin = git(call, ["config", "--get", "remote.origin.url"], path, ok=(0, 1))
+    folder = os.path.join(path, text(git(call, ["rev-parse", "--git-dir"], path)))
+    changed, untracked = gitsave.changes(call, path)
+    return {
+        "head": text(head) or None,
+        "branch": text(branch) or None,
+        "origin": text(origin) or None,
+        "shallow": os.path.exists(os.path.join(folder, "shallow")),
+        "under_way": next(
+            (what for name, what in UNDER_WAY.items() if os.path.exists(os.path.join(folder, name))), None
+        ),
+        "changed": changed,
+        "untracked": untracked[:MOST_LISTED],
+        "untracked_count": len(untracked),
+    }
+
+
+def _resolve(call: Context, path: str, commit: str) -> Optional[str]:
+    """Full id of a commit that is here. Raises AgentError where a short id fits several."""
+    done = git(call, ["rev-parse", "--verify", "--quiet", commit + "^{commit}"], path, ok=(0, 1, 128))
+    if done.code == 0:
+        return text(done)
+    fits = text(git(call, ["rev-parse", "--disambiguate=" + commit], path)).split()
+    if len(fits) > 1:
+        raise AgentError("invalid", "commit id %s is ambiguous in %s: %s" % (commit, path, ", ".join(fits[:5])))
+    return None
+
+
+def _remote_id(call: Context, source: str, ref: str, timeout: float) -> str:
+    done = git(call, ["ls-remote", "--", source, ref, ref + "^{}"], None, timeout)
+    rows = [line.split("\t") for line in text(done).splitlines()]
+    ids = {name: number for number, name in rows}
+    for name in (ref, "refs/tags/%s^{}" % ref, "refs/tags/" + ref, "refs/heads/" + ref, ref + "^{}"):
+        if name in ids:
+            return ids.get(name + "^{}", ids[name])
+    raise AgentError("not-found", "there is no branch or tag %r at %s" % (ref, source), ref=ref)
+
+
+def _clone(
+    call: Context,
+    path: str,
+    commit: str,
+    source: Optional[str],
+    depth: Optional[int],
+    submodules: bool,
+    timeout: float,
+    keep: Optional[str],
+) -> Dict[str, Any]:
+    if _kind(path) == "other":
+        raise AgentError("conflict", "%s exists and is no git checkout" % path, path=path)
+    if source is None:
+        raise AgentError("invalid", "there is no checkout at %s, and no source to clone" % path, path=path)
+    temporary = fs.beside(path)
+    try:
+        call.progress({"git": "clone", "source": source})
+        shallow = ["--depth", str(depth)] if depth else []
+        git(call, ["clone", "--quiet", "--no-checkout"] + shallow + ["--", source, temporary], None, timeout)
+        full = _have(call, temporary, commit, source, depth, timeout)
+        git(call, ["checkout", "--quiet", "--detach", full], temporary, timeout)
+        if submodules:
+            _update_submodules(call, temporary, timeout)
+        save(call, keep, {"cloned": full})
+        fs.moved(temporary, path)
+    finally:
+        if os.path.lexists(temporary):
+            trash.discard(call, temporary, fs.state(temporary, False), None)
+    return {"before": None, "after": full, "saved": []}
+
+
+def _have(call: Context, path: str, commit: str, source: Optional[str], depth: Optional[int], timeout: float) -> str:
+    """Full id of a commit, fetched if it is not here: by its id, else with everything the source has."""
+    full = _resolve(call, path, commit)
+    if full is not None:
+        return full
+    if source is None:
+        raise AgentError("not-found", "commit %s is not in %s, which has no origin" % (commit, path), path=path)
+    call.progress({"git": "fetch", "source": source})
+    everything = ["+refs/heads/*:refs/remotes/opsctl/*", "+refs/tags/*:refs/tags/*"]
+    shallow = os.path.exists(os.path.join(path, ".git", "shallow"))
+    attempts: List[List[str]] = [["--unshallow"] + ["--", source] + everything] if shallow else []
+    attempts.append(["--", source] + everything)
+    if len(commit) == 40:
+        attempts.insert(0, (["--depth", str(depth)] if depth else []) + ["--", source, commit])
+    failed = None
+    for words in attempts:
+        done = git(call, ["fetch", "--quiet", "--no-write-fetch-head"] + words, path, timeout, ok=None)
+        failed = done if done.code != 0 else None
+        full = _resolve(call, path, commit)
+        if full is not None:
+            return full
+    if failed is not None:
+        raise refused("fetch from %s" % source, failed)
+    raise AgentError("not-found", "there is no commit %s at %s" % (commit, source), path=path, commit=commit)
+
+
+def _reattach(call: Context, path: str, before: Dict[str, Any]) -> None:
+    """Put HEAD back on its branch, unless the branch has moved meanwhile."""
+    branch = before["branch"]
+    if branch is None:
+        return
+    done = git(call, ["rev-parse", "--verify", "--quiet", "refs/heads/" + branch], path, ok=(0, 1))
+    if text(done) == before["head"]:
+        git(call, ["symbolic-ref", "HEAD", "refs/heads/" + branch], path)
+
+
+def _update_submodules(call: Context, path: str, timeout: float) -> None:
+    call.progress({"git": "submodules"})
+    git(call, ["submodule", "--quiet", "update", "--init", "--recursive"], path, timeout)
+
+
+CALLS = {"look": look, "checkout": checkout, "restore": restore}

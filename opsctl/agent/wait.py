@@ -1,0 +1,209 @@
+"""Waiting on the host for something to become true, with a deadline, and giving up early when it cannot any more.
+
+Every wait ends: with the state it waited for, at its deadline, when the process it watches has died, or when a log
+stands still. While it waits it reports {"waited": seconds, "note": what is seen}.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from opsctl.agent import pids, process, service
+from opsctl.agent.filestate import absolute
+from opsctl.agent.http import request
+from opsctl.agent.logtail import Tail
+from opsctl.agent.protocol import AgentError, Context
+
+TICK = 0.2
+REPORT = 1.0
+LOOK_AT_UNIT = 5.0  # seconds between questions to systemd
+TAIL_LINES = 20
+
+Alive = Dict[str, Any]  # {"process": NAME} | {"unit": NAME, "user": bool} | {"pid": PID, "start": TICKS}
+Probe = Callable[[], Tuple[Optional[Dict[str, Any]], str]]  # what was waited for, or None, and what is seen
+
+
+def port(
+    call: Context,
+    port: int,
+    host: str = "127.0.0.1",
+    state: str = "open",
+    timeout: float = 300.0,
+    alive: Optional[Alive] = None,
+) -> Dict[str, Any]:
+    """Wait until something accepts connections there, or (`closed`) until nothing does."""
+
+    def probe() -> Tuple[Optional[Dict[str, Any]], str]:
+        try:
+            socket.create_connection((host, port), 2.0).close()
+            seen = "open"
+        except OSError as error:
+            seen = error.strerror or str(error)
+        return ({} if (seen == "open") == (state == "open") else None), seen
+
+    return _until(call, "port %d of %s to be %s" % (port, host, state), probe, timeout, alive)
+
+
+def path(
+    call: Context, path: str, state: str = "present", timeout: float = 300.0, alive: Optional[Alive] = None
+) -> Dict[str, Any]:
+    """Wait until a path is there, or (`absent`) gone."""
+    full = absolute(path)
+
+    def probe() -> Tuple[Optional[Dict[str, Any]], str]:
+        there = os.path.lexists(full)
+        return ({} if there == (state == "present") else None), "present" if there else "absent"
+
+    return _until(call, "%s to be %s" % (path, state), probe, timeout, alive)
+
+
+def http(
+    call: Context,
+    url: str,
+    status: Optional[List[int]] = None,
+    contains: Optional[str] = None,
+    headers: Optional[Dict[str, str]] = None,
+    timeout: float = 300.0,
+    alive: Optional[Alive] = None,
+    sealed: int = 0,
+) -> Dict[str, Any]:
+    """Wait until an address answers with one of the statuses (200), and a body in which a pattern is found."""
+    wanted = status or [200]
+
+    def probe() -> Tuple[Optional[Dict[str, Any]], str]:
+        try:
+            answer = request(call, url, headers=headers, timeout=25.0, sealed=sealed)
+        except AgentError as error:
+            return None, error.message
+        code = answer.result["status"]
+        text = answer.body.decode("utf-8", "replace")
+        if code not in wanted:
+            return None, "status %d" % code
+        if contains is not None and not re.search(contains, text):
+            return None, "status %d, but %r is not in the answer" % (code, contains)
+        return {"status": code}, "status %d" % code
+
+    return _until(call, "%s to answer %s" % (url, " or ".join(map(str, wanted))), probe, timeout, alive)
+
+
+def log(
+    call: Context,
+    pattern: str,
+    path: Optional[str] = None,
+    fail: Optional[str] = None,
+    offset: Optional[int] = None,
+    timeout: float = 300.0,
+    stall: Optional[float] = None,
+    alive: Optional[Alive] = None,
+) -> Dict[str, Any]:
+    """Wait for a log line in which `pattern` is found; one with `fail` in it, or nothing new for `stall`, ends it.
+
+    Without `path` it is the log of the process in `alive`, from where it was started; otherwise without `offset` only
+    lines from now on count.
+    """
+    path, offset = log_of(path, offset, alive)
+    tail = Tail(path, offset)
+    still = Stall(stall)
+
+    def probe() -> Tuple[Optional[Dict[str, Any]], str]:
+        for line in tail.lines():
+            if fail is not None and re.search(fail, line):
+                raise AgentError("failed", "the log says: %s" % line[:500], line=line, path=path)
+            if re.search(pattern, line):
+                return {"line": line}, line
+        still.look(tail)
+        return None, tail.last
+
+    try:
+        return _until(call, "a line like %r in %s" % (pattern, path), probe, timeout, alive)
+    finally:
+        tail.close()
+
+
+def log_of(path: Optional[str], offset: Optional[int], alive: Optional[Alive]) -> Tuple[str, Optional[int]]:
+    """The log to read and where to begin."""
+    if path is not None:
+        return absolute(path), offset
+    record = process.status(Context(), alive["process"]) if alive and "process" in alive else {}
+    if "log" not in record:
+        raise AgentError("invalid", "no log is known: give its path, or a process that was started by opsctl")
+    return record["log"], record["log_offset"] if offset is None else offset
+
+
+class Stall:
+    """Notices a log that stands still."""
+
+    def __init__(self, limit: Optional[float]) -> None:
+        self._limit, self._bytes, self._since = limit, -1, time.monotonic()
+
+    def look(self, tail: Tail) -> None:
+        """Raises AgentError when nothing new has come for too long."""
+        if tail.bytes != self._bytes:
+            self._bytes, self._since = tail.bytes, time.monotonic()
+        elif self._limit is not None and time.monotonic() - self._since > self._limit:
+            said = "; its last line: %s" % tail.last[:300] if tail.last else ""
+            raise AgentError("timeout", "nothing new in %s for %g s%s" % (tail.path, self._limit, said), stalled=True)
+
+
+class Watch:
+    """Notices the death of what a wait depends on."""
+
+    def __init__(self, alive: Optional[Alive]) -> None:
+        self._alive, self._next = alive, 0.0
+
+    def look(self, call: Context) -> None:
+        """Raises AgentError when it has died, with the end of its log."""
+        alive = self._alive
+        if alive is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + (LOOK_AT_UNIT if "unit" in alive else TICK)
+        if "process" in alive and not process.is_alive(alive["process"]):
+            raise died("process %s" % alive["process"], process.status(call, alive["process"]).get("log"))
+        if "unit" in alive:
+            now = service.show(call, alive["unit"], alive.get("user", False))
+            if not now["up"]:
+                how = "%s (%s)" % (now.get("ActiveState"), now.get("Result"))
+                raise died("unit %s: %s" % (alive["unit"], how), None)
+        if "pid" in alive:
+            seen = pids.look(alive["pid"])
+            if seen is None or not seen.alive or seen.start != alive["start"]:
+                raise died("pid %d" % alive["pid"], None)
+
+
+def died(what: str, log: Optional[str]) -> AgentError:
+    """The error for a process that ended while it was waited for."""
+    lines: List[str] = []
+    if log and os.path.exists(log):
+        size = os.path.getsize(log)
+        tail = Tail(log, max(0, size - (64 << 10)))
+        lines = [line for line in tail.lines() + [tail.rest] if line.strip()][-TAIL_LINES:]
+        tail.close()
+    said = "; the last line of its log: %s" % lines[-1].strip()[:300] if lines else ""
+    return AgentError("failed", "%s has ended%s" % (what, said), died=True, tail=lines)
+
+
+def _until(call: Context, what: str, probe: Probe, timeout: float, alive: Optional[Alive]) -> Dict[str, Any]:
+    began = reported = time.monotonic()
+    watch = Watch(alive)
+    while True:
+        found, seen = probe()
+        waited = time.monotonic() - began
+        if found is not None:
+            return dict(found, seconds=round(waited, 1))
+        watch.look(call)
+        if call.cancelled():
+            raise AgentError("failed", "cancelled after waiting %.0f s for %s" % (waited, what))
+        if waited >= timeout:
+            last = "; last seen: %s" % seen[:300] if seen else ""
+            raise AgentError("timeout", "waited %g s for %s%s" % (timeout, what, last))
+        if time.monotonic() - reported >= REPORT:
+            reported = time.monotonic()
+            call.progress({"waited": round(waited, 1), "note": seen[:300], "timeout": timeout})
+        time.sleep(min(TICK, max(timeout - waited, 0.01)))
+
+
+CALLS = {"port": port, "path": path, "http": http, "log": log}

@@ -1,0 +1,122 @@
+"""Git checkouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import Conflict
+from opsctl.modules.contract import Change, Module, ModuleArgs, Site
+from opsctl.modules.fields import HostPath, Seconds
+
+KEEP = "0"
+SHOWN = 10
+
+
+class GitArgs(ModuleArgs):
+    dest: HostPath = Field(description="The checkout on the host.")
+    repo: str | None = Field(
+        None, description="Where it comes from: address, mirror folder or bundle; default: origin."
+    )
+    commit: str | None = Field(None, description="The commit, in full or short.", pattern=r"^[0-9a-f]{4,40}$")
+    ref: str | None = Field(None, description="A branch or tag of the source, instead of `commit`.")
+    keep_local_changes: Literal["refuse", "save"] = Field(
+        "refuse", description="`save`: store local changes in the journal before the checkout; a rollback returns them."
+    )
+    submodules: bool = Field(False, description="Bring submodules to their commits too.")
+    depth: int | None = Field(None, description="Fetch only this many commits of history.", ge=1)
+    timeout: Seconds = Field(1800.0, description="Time for the whole of it.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.commit is None) == (self.ref is None):
+            raise ValueError("give either `commit` or `ref`")
+        if self.ref is not None and self.ref.startswith("-"):
+            raise ValueError("a ref does not begin with a dash")
+        return self
+
+
+class Git(Module[GitArgs]):
+    """Have a checkout at exactly one commit.
+
+    A short id is resolved on the host and shown in full. Local changes are never lost: they are reported, and stop a
+    checkout, unless `keep_local_changes: save` stores them (as files and as a patch) in the journal first. Untracked
+    files stay where they are. Hooks of the repository are not run.
+    """
+
+    name = "git"
+    args = GitArgs
+    examples = """
+- name: SGLang at the commit that was tested
+  when: false
+  git: {dest: /root/sglang, commit: "3207427", keep_local_changes: save}
+- name: A fresh checkout of a tag
+  when: false
+  git: {repo: "https://github.com/sgl-project/sglang", dest: /opt/sglang, ref: v0.5.10, depth: 1}
+"""
+
+    def observe(self, args: GitArgs, site: Site) -> Sequence[Call]:
+        asked = {"commit": args.commit, "ref": args.ref, "source": args.repo}
+        return (Call("git.look", {"path": args.dest, **{k: v for k, v in asked.items() if v is not None}}),)
+
+    def plan(self, args: GitArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+        now = seen[0].result
+        if now["state"] == "other":
+            raise Conflict(f"{args.dest} exists and is no git checkout", kind="conflict", hint="move it away first")
+        if now["state"] != "repo" and args.repo is None:
+            raise Conflict(f"there is no checkout at {args.dest}", kind="not-found", hint="say `repo:` to clone one")
+        wanted = now["wanted"]
+        if now["state"] == "repo" and wanted == now["head"]:
+            return None
+        if now["state"] == "repo":
+            _demand_free(args, now)
+        commit = wanted or args.commit
+        how = {"path": args.dest, "commit": commit, "source": args.repo, "depth": args.depth}
+        call = Call(
+            "git.checkout",
+            {
+                **{key: value for key, value in how.items() if value is not None},
+                "submodules": args.submodules,
+                "save_changes": args.keep_local_changes == "save",
+                "expect": {key: now[key] for key in ("head", "changed")} if now["state"] == "repo" else {},
+                "timeout": args.timeout,
+                "keep": KEEP,
+            },
+        )
+        undo = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
+        return Change(_summary(args, now, wanted), (call,), (undo,))
+
+    def result(self, args: GitArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+        now = seen[0].result
+        local = {
+            "local_changes": [entry["path"] for entry in now.get("changed", [])],
+            "untracked": now.get("untracked", []),
+        }
+        if done:
+            return {**done[-1].result, **local}
+        return {"before": now.get("head"), "after": now.get("head"), "saved": [], **local}
+
+
+def _demand_free(args: GitArgs, now: Mapping[str, Any]) -> None:
+    if now["under_way"]:
+        raise Conflict(f"{now['under_way']} is under way in {args.dest}", kind="conflict", hint="finish or abort it")
+    if now["changed"] and args.keep_local_changes == "refuse":
+        names = [entry["path"] for entry in now["changed"]]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise Conflict(
+            f"{args.dest} has local changes, which a checkout would touch: {', '.join(names[:SHOWN])}{more}",
+            kind="conflict",
+            hint="`keep_local_changes: save` keeps them in the journal; a rollback brings them back",
+        )
+
+
+def _summary(args: GitArgs, now: Mapping[str, Any], wanted: str | None) -> str:
+    named = f" ({args.ref})" if args.ref else ""
+    target = f"{wanted or f'{args.commit} (not fetched yet)'}{named}"
+    if now["state"] != "repo":
+        return f"clone {args.repo} to {args.dest} at {target}"
+    saved = f", saving {len(now['changed'])} local changes" if now["changed"] else ""
+    return f"check out {target} in {args.dest}, from {now['head'] or 'no commit'}{saved}"

@@ -1,0 +1,91 @@
+"""HTTP requests made on the host."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from opsctl.agent.protocol import Call
+from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.fields import Pattern, Seconds, Text, reveal
+from opsctl.secret import Secret
+from opsctl.text import one_line
+
+Statuses = Annotated[list[int], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+
+
+class HttpArgs(ModuleArgs):
+    url: str = Field(description="Address, as seen from the host.", pattern=r"^https?://")
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    headers: dict[str, Text] = Field(default={}, description="Headers of the request.")
+    json_: Any = Field(None, alias="json", description="Content, sent as JSON.")
+    content: Text | None = Field(None, description="Content, sent as it is.")
+    status: Statuses = Field([200], description="Statuses that mean success.")
+    contains: Pattern | None = Field(None, description="Regular expression that must be found in the answer.")
+    timeout: Seconds = Field(30.0, description="Time to wait for the answer.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.json_ is not None and self.content is not None:
+            raise ValueError("give either `json` or `content`")
+        return self
+
+
+class Http(Action[HttpArgs]):
+    """Ask an address from the host itself, so that servers bound to its loopback are reached.
+
+    The answer is registered as `status`, `headers`, `text`, and `json` where it is JSON. Secrets in headers and
+    content stay out of arguments and logs. GET and HEAD also run in check mode.
+    """
+
+    name = "http"
+    args = HttpArgs
+    free_form = "url"
+    examples = """
+- name: Is the server up?
+  when: false
+  http: {url: "http://127.0.0.1:30000/health", status: [200, 503]}
+"""
+
+    def reads_only(self, args: HttpArgs) -> bool:
+        return args.method in ("GET", "HEAD")
+
+    def run(self, args: HttpArgs, host: Host, site: Site, progress: Progress) -> Outcome:
+        reply = host.call(call_of(args), timeout=args.timeout + 10)
+        text = reply.body.decode("utf-8", "backslashreplace")
+        values = {**reply.result, "text": text}
+        if "json" in reply.result["headers"].get("content-type", ""):
+            try:
+                values["json"] = json.loads(text)
+            except ValueError:
+                return Outcome(values, failed=f"{args.url}: the answer is said to be JSON and is not")
+        status = reply.result["status"]
+        if status not in args.status:
+            wanted = " or ".join(map(str, args.status))
+            return Outcome(values, failed=f"{args.url}: status {status}, not {wanted}: {one_line(text)}")
+        if args.contains is not None and not re.search(args.contains, text):
+            return Outcome(values, failed=f"{args.url}: {args.contains!r} is not in the answer: {one_line(text)}")
+        return Outcome(values, measures={"seconds": reply.result["seconds"]})
+
+
+def call_of(args: HttpArgs) -> Call:
+    content = json.dumps(args.json_) if args.json_ is not None else reveal(args.content or "")
+    headers = dict(args.headers)
+    if args.json_ is not None:
+        headers.setdefault("Content-Type", "application/json")
+    sealed, front = seal_headers(headers)
+    how = {"url": args.url, "method": args.method, "timeout": args.timeout}
+    return Call("http.request", {**how, **sealed}, front + content.encode())
+
+
+def seal_headers(headers: Mapping[str, Text]) -> tuple[dict[str, Any], bytes]:
+    """Arguments and front of the body of a request: secret headers travel in the body only."""
+    plain = {key: value for key, value in headers.items() if not isinstance(value, Secret)}
+    secret = {key: value.reveal() for key, value in headers.items() if isinstance(value, Secret)}
+    front = json.dumps({"headers": secret}).encode() if secret else b""
+    args: dict[str, Any] = {"headers": plain} if plain else {}
+    return ({**args, "sealed": len(front)} if front else args), front

@@ -1,0 +1,197 @@
+"""Checkouts with real repositories: exact commits, nothing lost, everything put back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.agent.protocol import AgentError
+from opsctl.errors import Conflict, RemoteError
+from tests.modules.conftest import Play
+from tests.modules.test_files import snapshot
+
+
+def git(path: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always"]
+    done = subprocess.run(["git", *identity, *words], cwd=path, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(path: Path, **files: str | None) -> str:
+    for name, content in files.items():
+        target = path / name.replace("__", "/").replace("_py", ".py")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            target.unlink()
+        else:
+            target.write_text(content)
+    git(path, "add", "-A")
+    git(path, "commit", "-q", "-m", "x")
+    return git(path, "rev-parse", "HEAD")
+
+
+class Project:
+    """An upstream with three commits, and a checkout of the second on its branch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.upstream = folder / "upstream"
+        self.upstream.mkdir()
+        git(self.upstream, "init", "-q", "-b", "main")
+        git(self.upstream, "config", "uploadpack.allowAnySHA1InWant", "true")
+        self.first = commit(self.upstream, a_py="a = 1\n", b_py="b = 1\n", sub__c_py="c = 1\n")
+        self.second = commit(self.upstream, a_py="a = 2\n", d_py="d = 2\n")
+        self.clone = folder / "host" / "sglang"
+        git(folder, "clone", "-q", str(self.upstream), str(self.clone))
+        self.third = commit(self.upstream, a_py="a = 3\n", new_py="upstream's\n")
+        git(self.upstream, "tag", "-a", "v3", "-m", "v3")
+
+    def state(self) -> tuple[Any, ...]:
+        """What a user notices: the files, what git says of them, where HEAD is."""
+        files = {name: entry for name, entry in snapshot(self.clone).items() if not name.startswith(".git")}
+        words = (["status", "--porcelain=v2", "--branch"], ["diff"], ["diff", "--cached"])
+        return files, *(git(self.clone, *each) for each in words)
+
+
+@pytest.fixture
+def project(tmp_path: Path, play: Play) -> Project:
+    return Project(tmp_path)
+
+
+def test_a_short_id_goes_to_exactly_that_commit_and_back_to_the_branch(project: Project, play: Play) -> None:
+    before = project.state()
+    result = play.run("git", dest=str(project.clone), commit=project.first[:7])
+    assert (result["before"], result["after"]) == (project.second, project.first)
+    assert git(project.clone, "rev-parse", "HEAD") == project.first
+    assert play.run("git", dest=str(project.clone), commit=project.first[:7])["changed"] is False
+    play.rollback()
+    assert project.state() == before
+    play.rollback()
+    assert project.state() == before
+
+
+@pytest.mark.parametrize("how", ["ref", "tag", "commit"])
+def test_what_is_not_here_yet_is_fetched(project: Project, play: Play, how: str) -> None:
+    wanted = {"ref": {"ref": "main"}, "tag": {"ref": "v3"}, "commit": {"commit": project.third[:8]}}[how]
+    assert play.run("git", dest=str(project.clone), **wanted)["after"] == project.third
+    assert play.run("git", dest=str(project.clone), **wanted)["changed"] is False
+
+
+def test_local_changes_of_every_kind_are_saved_and_come_back(project: Project, play: Play) -> None:
+    clone = project.clone
+    (clone / "a.py").write_text("a = 'mine'\n")
+    (clone / "b.py").write_text("staged\n")
+    git(clone, "add", "b.py")
+    (clone / "b.py").write_text("staged, and changed again\n")
+    git(clone, "mv", "sub/c.py", "sub/moved.py")
+    (clone / "d.py").unlink()
+    (clone / "added.py").write_text("added\n")
+    git(clone, "add", "added.py")
+    (clone / "new.py").write_text("mine, where upstream has one too\n")
+    (clone / "notes").mkdir()
+    (clone / "notes" / "with space ünd.txt").write_text("untracked\n")
+    (clone / "link").symlink_to("a.py")
+    (clone / "a.py").chmod(0o755)
+    before = project.state()
+    with pytest.raises(Conflict, match=r"local changes, which a checkout would touch: a\.py, added\.py"):
+        play.run("git", dest=str(clone), ref="main")
+    assert project.state() == before
+    result = play.run("git", dest=str(clone), ref="main", keep_local_changes="save")
+    assert git(clone, "rev-parse", "HEAD") == project.third
+    assert (clone / "new.py").read_text() == "upstream's\n"
+    assert (clone / "notes" / "with space ünd.txt").read_text() == "untracked\n"
+    assert git(clone, "status", "--porcelain", "--untracked-files=no") == ""
+    assert {"a.py", "b.py", "new.py"} <= set(result["saved"])
+    patch = (play.steps[0][0] / "0.patch").read_text()
+    assert "a = 'mine'" in patch
+    assert "untracked" in patch
+    play.rollback()
+    assert project.state() == before
+    assert git(clone, "show", ":b.py") == "staged"
+
+
+def test_an_untracked_file_in_the_way_is_not_overwritten(project: Project, play: Play) -> None:
+    (project.clone / "new.py").write_text("mine\n")
+    with pytest.raises(AgentError, match=r"local changes: new\.py") as caught:
+        play.run("git", dest=str(project.clone), ref="main")
+    assert caught.value.kind == "conflict"
+    assert (project.clone / "new.py").read_text() == "mine\n"
+    play.rollback()
+    assert git(project.clone, "rev-parse", "HEAD") == project.second
+
+
+def test_work_done_after_the_checkout_stops_the_undo(project: Project, play: Play) -> None:
+    play.run("git", dest=str(project.clone), commit=project.first)
+    (project.clone / "a.py").write_text("theirs\n")
+    with pytest.raises(AgentError, match=r"has local changes since: a\.py"):
+        play.rollback()
+    assert (project.clone / "a.py").read_text() == "theirs\n"
+
+
+@pytest.mark.parametrize("kind", ["folder", "mirror", "bundle", "shallow"])
+def test_a_clone_from_any_source_and_its_undo(project: Project, play: Play, tmp_path: Path, kind: str) -> None:
+    source = str(project.upstream)
+    if kind == "mirror":
+        source = str(tmp_path / "mirror.git")
+        git(tmp_path, "clone", "-q", "--mirror", str(project.upstream), source)
+    if kind == "bundle":
+        source = str(tmp_path / "s.bundle")
+        git(project.upstream, "bundle", "create", "-q", source, "--all")
+    if kind == "shallow":
+        source = f"file://{project.upstream}"
+    dest = tmp_path / "host" / "fresh"
+    how = {"repo": source, "dest": str(dest), "commit": project.first, **({"depth": 1} if kind == "shallow" else {})}
+    play.run("git", **how)
+    assert git(dest, "rev-parse", "HEAD") == project.first
+    assert (dest / "a.py").read_text() == "a = 1\n"
+    assert play.run("git", **how)["changed"] is False
+    assert os.path.exists(dest / ".git" / "shallow") is (kind == "shallow")
+    play.run("git", **{**how, "commit": project.second[:9]})
+    assert git(dest, "rev-parse", "HEAD") == project.second
+    play.rollback()
+    assert not dest.exists()
+    assert sorted(os.listdir(tmp_path / "host")) == ["sglang"]
+
+
+def test_submodules_follow_the_commit_both_ways(project: Project, play: Play, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "-q", "-b", "main")
+    commit(library, l_py="old\n")
+    git(project.upstream, "submodule", "--quiet", "add", str(library), "lib")
+    old = commit(project.upstream, z_py="1")
+    commit(library, l_py="new\n")
+    git(project.upstream / "lib", "pull", "-q")
+    new = commit(project.upstream, z_py="2")
+    play.run("git", dest=str(project.clone), commit=old, submodules=True)
+    assert (project.clone / "lib" / "l.py").read_text() == "old\n"
+    play.steps.clear()
+    play.run("git", dest=str(project.clone), commit=new, submodules=True)
+    assert (project.clone / "lib" / "l.py").read_text() == "new\n"
+    play.rollback()
+    assert (project.clone / "lib" / "l.py").read_text() == "old\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"ref": "no-such"}, "there is no branch or tag 'no-such'"),
+        ({"commit": "ffffffff"}, "there is no commit ffffffff at"),
+        ({"ref": "main", "repo": "/no/such/repo"}, "does not appear to be a git repository"),
+    ],
+)
+def test_what_cannot_be_found_is_told(project: Project, play: Play, args: dict[str, Any], message: str) -> None:
+    with pytest.raises((AgentError, RemoteError), match=message):
+        play.run("git", dest=str(project.clone), **args)
+    assert git(project.clone, "rev-parse", "HEAD") == project.second
+
+
+def test_hooks_of_the_repository_are_not_run(project: Project, play: Play, tmp_path: Path) -> None:
+    hook = project.clone / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hacked\n")
+    hook.chmod(0o755)
+    play.run("git", dest=str(project.clone), commit=project.first)
+    assert not (tmp_path / "hacked").exists()
