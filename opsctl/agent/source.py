@@ -32,10 +32,16 @@ _GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "
 
 
 def gather(
-    call: Context, root: str, files: List[str], classes: Tuple[str, ...] = (), exists: Tuple[str, ...] = ()
+    call: Context,
+    root: str,
+    files: List[str],
+    classes: Tuple[str, ...] = (),
+    exists: Tuple[str, ...] = (),
+    everywhere: bool = False,
 ) -> Reply:
     """The package-relative `files`, the files that define `classes` with what those build on, and the state of git.
 
+    Classes are looked for among the models; `everywhere`: then in the whole package, functions too.
     Result: {root, prefix, commit, dirty, exists, files: [{path, size, sha256, head}], classes: {name: [path]},
     too_large: [path], names: [class name]}; `head` marks a changed file as the commit has it; `names` is only there
     if a class was not found.
@@ -45,6 +51,9 @@ def gather(
     wanted = [f for f in files if os.path.isfile(os.path.join(root, prefix, f))]
     models = _models(root, prefix)
     found = {name: _defining(models, name) for name in classes}
+    if everywhere and not all(found.values()):
+        elsewhere = {p: _read(os.path.join(root, prefix, p)) for p in _walk(os.path.join(root, prefix), "", ("*.py",))}
+        found = {name: paths or _defining(elsewhere, name) for name, paths in found.items()}
     for paths in found.values():
         wanted += paths
     wanted += _closure(models, classes)
@@ -253,7 +262,7 @@ _BUILT = re.compile(rb"\b([A-Z]\w+)\b")
 
 
 def _defining(models: Dict[str, bytes], name: str) -> List[str]:
-    wanted = re.compile(rb"^class[ \t]+%s\b" % re.escape(name.encode()), re.MULTILINE)
+    wanted = re.compile(rb"^(?:class|(?:async[ \t]+)?def)[ \t]+%s\b" % re.escape(name.encode()), re.MULTILINE)
     return [path for path, text in models.items() if name.encode() in text and wanted.search(text)]
 
 

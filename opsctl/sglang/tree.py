@@ -80,8 +80,8 @@ class SourceTree:
         return treeversion.judge((self.files.get(f, b"") for f in treeversion.VERSION_FILES), self.exists)
 
 
-def request(root: str, classes: Iterable[str] = (), files: Iterable[str] = ()) -> Call:
-    """The one call that gathers a tree."""
+def request(root: str, classes: Iterable[str] = (), files: Iterable[str] = (), *, everywhere: bool = False) -> Call:
+    """The one call that gathers a tree. everywhere: look for `classes` outside the models as well."""
     wanted = ("KimiK25ForConditionalGeneration", *classes)
     return Call(
         "source.gather",
@@ -90,6 +90,7 @@ def request(root: str, classes: Iterable[str] = (), files: Iterable[str] = ()) -
             "files": list(dict.fromkeys((*FILES, *files))),
             "classes": list(dict.fromkeys(wanted)),
             "exists": [path for _, path in treeversion.MARKERS],
+            "everywhere": everywhere,
         },
     )
 
@@ -120,10 +121,12 @@ def received(reply: Reply) -> SourceTree:
     )
 
 
-def load(reader: Reader, root: str, classes: Iterable[str] = ()) -> SourceTree:
+def load(
+    reader: Reader, root: str, classes: Iterable[str] = (), files: Iterable[str] = (), *, everywhere: bool = False
+) -> SourceTree:
     """Gather a tree through `reader`. Raises UsageError if there is no SGLang tree at `root`."""
     try:
-        return received(reader(request(root, classes)))
+        return received(reader(request(root, classes, files, everywhere=everywhere)))
     except AgentError as error:
         raise UsageError(
             error.message, hint="give the root of an SGLang checkout, or the folder that contains sglang/"
