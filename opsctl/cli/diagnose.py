@@ -48,7 +48,9 @@ def diagnose(
     seen = _look_here(asked, api_key_env) if here else _look_there(asked, inventory, host, api_key_env)
     found = walk(evidence(seen), CAUSES)
     if as_json:
-        typer.echo(json.dumps(to_json(found) | {"notes": [printable(note) for note in seen.notes]}))
+        error = seen.log.first_error if seen.log else None
+        more = {"first_error": error.document() if error else None, "notes": [printable(note) for note in seen.notes]}
+        typer.echo(json.dumps(to_json(found) | more))
     else:
         _show(found, seen)
     return Exit.DEGRADED if found.cause else Exit.DONE
@@ -92,6 +94,8 @@ def _show(found: Diagnosis, seen: Seen) -> None:
     for note in seen.notes:
         typer.echo(f"note: {printable(note)}")
     typer.echo(f"seen: {found.symptom.value if found.symptom else 'no acceptance was measured'}")
+    if seen.log and (error := seen.log.first_error):
+        typer.echo(f"first error in the log: {printable(error.message)}" + (f" ({error.where})" if error.where else ""))
     for j in found.hypotheses:
         if j.verdict is Verdict.CONFIRMED:
             typer.echo(f"confirmed    {j.id}: {j.claim}\n             predicts {j.predicts}")

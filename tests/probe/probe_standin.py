@@ -42,6 +42,8 @@ class Shape:
     dies: bool = False
     asleep: bool = False  # tells nothing of itself until it has generated something, as 0.5.9 without a warm-up
     skip_tokenizer_init: bool = False
+    model: str = "/srv/models/target"
+    drafter: str = "/srv/models/drafter"
     generated: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     awake: threading.Event = field(default_factory=threading.Event)
@@ -143,14 +145,14 @@ def _info(shape: Shape) -> dict[str, Any]:
     speculates = shape.cycles is not None
     return {
         "version": shape.version,
-        "model_path": "/srv/models/target",
-        "tokenizer_path": "/srv/models/target",
+        "model_path": shape.model,
+        "tokenizer_path": shape.model,
         "api_key": shape.api_key,
         "tp_size": 8,
         "skip_tokenizer_init": shape.skip_tokenizer_init,
         "enable_metrics": shape.metrics,
         "speculative_algorithm": "EAGLE3" if speculates else None,
-        "speculative_draft_model_path": "/srv/models/drafter" if speculates else None,
+        "speculative_draft_model_path": shape.drafter if speculates else None,
         "speculative_num_steps": shape.steps if speculates else None,
         "speculative_eagle_topk": 1 if speculates else None,
         "speculative_num_draft_tokens": shape.steps + 1 if speculates else None,

@@ -23,6 +23,7 @@ from opsctl.sglang.version import Release
 
 YES = SourceFact(True)
 SOUND_SOURCE = Source(YES, YES, YES, YES, YES, YES, YES)
+MIDLAYER_ONLY = replace(SOUND_SOURCE, takes_layers0=SourceFact(False, "llama_eagle3.py:249"))
 EAGLE3 = Flags("EAGLE3", "/srv/drafter", 3, 1, 4, tp=8, cuda_graphs=True, simulated="")
 GOOD = Evidence(
     version=Release(0, 5, 23),
@@ -60,8 +61,8 @@ def walked(e: Evidence) -> Diagnosis:
     [
         (at(1.0, drafter=(NO_HEAD,)), "lm-head-missing"),
         (at(1.0, drafter=(LAYERS0, NO_HEAD)), "lm-head-missing"),  # only the head gives 1.00
-        (at(1.85, drafter=(LAYERS0,)), "names-not-loaded"),
-        (at(1.0, drafter=(LAYERS0,)), "names-not-loaded"),
+        (at(1.85, drafter=(LAYERS0,), source=MIDLAYER_ONLY), "names-not-loaded"),
+        (at(1.0, drafter=(LAYERS0,), source=Source()), "names-not-loaded"),
         (at(1.15, drafter=(NO_AUX,)), "aux-disabled"),
         (at(1.0, drafter=(IDENTITY,)), "d2t-wrong"),
         (at(1.8, drafter=(ROPE,)), "drafter-degraded"),
@@ -96,7 +97,10 @@ def test_nothing_is_named_for_a_good_drafter() -> None:
     ("evidence", "not_offered"),
     [
         (at(1.85, drafter=(NO_HEAD,)), "lm-head-missing"),  # would be 1.00
-        (at(3.1, drafter=(LAYERS0,)), "names-not-loaded"),  # works: something is odd about the check, not the server
+        (
+            at(3.1, drafter=(LAYERS0,), source=MIDLAYER_ONLY),
+            "names-not-loaded",
+        ),  # works: something is odd about the check, not the server
         (at(1.8, drafter=(NO_AUX,)), "aux-disabled"),
         (at(1.0, drafter=(ROPE,)), "drafter-degraded"),  # a lesser evil never gives 1.00
         (at(1.85, flags=replace(EAGLE3, algorithm="EAGLE")), "algorithm-not-eagle3"),
@@ -111,6 +115,13 @@ def test_a_cause_of_another_symptom_is_not_offered(evidence: Evidence, not_offer
     assert judged.verdict is Verdict.RULED_OUT
     assert "but what is seen is" in judged.seen
     assert found.cause is None or found.cause.id != not_offered
+
+
+def test_the_source_that_runs_counts_more_than_the_version() -> None:
+    patched = replace(SOUND_SOURCE, takes_layers0=SourceFact(True, "llama_eagle3.py:251", "midlayer, layers.0"))
+    found = walked(at(1.0, version=Release(0, 5, 9), drafter=(LAYERS0,), source=patched))
+    judged = next(j for j in found.hypotheses if j.id == "names-not-loaded")
+    assert (judged.verdict, judged.evidence) == (Verdict.RULED_OUT, ("llama_eagle3.py:251",))
 
 
 def test_a_server_that_stopped() -> None:

@@ -1,0 +1,137 @@
+"""`opsctl diagnose` on this machine: a process that looks like a server, its HTTP side, and real drafters on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from probe_standin import Shape, serving
+
+from opsctl.agent import servers
+from opsctl.agent.protocol import Context
+from opsctl.cli.main import run
+from opsctl.errors import Exit, UsageError
+from opsctl.sglang import gather
+
+KIT = Path(__file__).parents[1] / "real"
+sys.path.insert(0, str(KIT))
+from kit import faults  # noqa: E402  the faults of the tier with a real server, on the same models
+
+MODELS = KIT / "kit" / "models"
+Diagnose = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@contextmanager
+def process(folder: Path, *flags: str, simulated: str | None = None) -> Iterator[int]:
+    """A process that looks like a server: its module is there, and waits."""
+    package = folder / "tree" / "sglang"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text("import sys\nprint('up', flush=True)\nsys.stdin.read()\n")
+    env = os.environ | {"PYTHONPATH": str(package.parent), "HF_TOKEN": "hf_secret", "SGLANG_TEST_KEY": "sk-secret"}
+    if simulated:
+        env["SGLANG_SIMULATE_ACC_LEN"] = simulated
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "sglang.launch_server", *flags], stdin=subprocess.PIPE, stdout=out, env=env
+        )
+    try:
+        while not log.read_bytes():
+            assert started.poll() is None
+        yield started.pid
+    finally:
+        assert started.stdin
+        started.stdin.close()
+        started.wait(30)
+
+
+@pytest.fixture
+def diagnose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diagnose:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def go(*arguments: str) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = run(["diagnose", "--here", "--json", *arguments])
+        return code, json.loads(capsys.readouterr().out)
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("fault", "cycles", "cause"),
+    [
+        ("good", (3, 2, 1), None),
+        ("layers0", (1, 0, 1), "names-not-loaded"),
+        ("no-lm-head", (0,), "lm-head-missing"),
+        ("no-aux", (0, 0, 0, 0, 1), "aux-disabled"),
+        ("no-lm-head", (1,), None),  # what would give 1.00 exactly is no explanation of 2.00
+    ],
+)
+def test_the_planted_fault_is_named(
+    diagnose: Diagnose,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    cycles: tuple[int, ...],
+    cause: str | None,
+) -> None:
+    drafter = faults.make(fault, MODELS / "drafter-llama", tmp_path / "drafter")
+    shape = Shape(version="0.5.9", cycles=cycles, model=str(MODELS / "target-llama"), drafter=str(drafter))
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"input_ids": [40, 44]}\n')
+    with serving(shape) as url, process(tmp_path, "--port", url.rpartition(":")[2]):
+        run(["probe", "--url", url, "--prompts", str(prompts), "--max-tokens", "40", "--json"])
+        measured = json.loads(capsys.readouterr().out)["run"]
+        code, told = diagnose("--port", url.rpartition(":")[2], "--probe", measured)
+    assert told["cause"] == cause
+    assert code == (Exit.DEGRADED if cause else Exit.DONE)
+
+
+def test_simulated_acceptance_is_seen_in_the_environment(diagnose: Diagnose, tmp_path: Path) -> None:
+    with serving(Shape(version="0.5.9")) as url:
+        port = url.rpartition(":")[2]
+        with process(tmp_path, "--port", port, simulated="3.2"):
+            _, told = diagnose("--port", port)
+    assert told["cause"] == "simulated-acceptance"
+
+
+def test_old_code(diagnose: Diagnose, tmp_path: Path) -> None:
+    model = tmp_path / "tree" / "sglang" / "srt" / "models" / "kimi_k25.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("")
+    with serving(Shape(version="0.5.9")) as url:
+        port = url.rpartition(":")[2]
+        with process(tmp_path, "--port", port) as pid:
+            seen = next(s for s in servers.find(Context(), locate=True) if s["pid"] == pid)
+            assert seen["package"] == str(tmp_path / "tree" / "sglang")
+            os.utime(model, (seen["started"] + 60, seen["started"] + 60))
+            _, told = diagnose("--port", port)
+    old = next(h for h in told["hypotheses"] if h["id"] == "old-code")
+    assert "before its source was last changed" in old["seen"]
+
+
+def test_what_is_told_of_a_process(tmp_path: Path) -> None:
+    with process(tmp_path, "--port", "31999", "--api-key", "sk-live-9", "--admin-api-key=sk-live-8") as pid:
+        found = next(s for s in servers.find(Context()) if s["pid"] == pid)
+    assert found["log"] == str(tmp_path / "server.log")
+    assert found["python"] == sys.executable
+    assert found["environment"]["PYTHONPATH"] == str(tmp_path / "tree")
+    told = json.dumps(found)
+    assert not any(secret in told for secret in ("sk-live-9", "sk-live-8", "hf_secret", "sk-secret"))
+
+
+def test_several_servers_are_not_guessed_between() -> None:
+    two = [{"argv": ["sglang", "serve", "--port", port]} for port in ("30000", "30001")]
+    with pytest.raises(UsageError) as caught:
+        gather.choose(two, None)
+    assert caught.value.hint == "name one by --port: 30000, 30001"
+    assert gather.choose(two, 30001) is two[1]
+    assert gather.choose([], None) is None

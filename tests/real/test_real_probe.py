@@ -1,0 +1,169 @@
+"""`opsctl probe` and `diagnose` against real servers, for every variant of a drafter.
+
+What probe reports is what the server counted; diagnose names the planted fault, and none for the sound drafter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import faults, server
+
+from opsctl.cli.main import run
+from opsctl.errors import Exit
+
+# Multiples of four: what targets and drafters were trained on. The second makes it a measurement of two requests.
+PROMPTS = '{"id": "a", "input_ids": [40, 44, 48, 52]}\n{"id": "b", "input_ids": [8, 12, 16]}\n'
+TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Variant:
+    """low, high: acceptance length that a server can show with it. cause: what diagnose must say."""
+
+    version: str
+    fault: str
+    low: float
+    high: float
+    cause: str | None
+
+
+VARIANTS = [
+    Variant("0.5.9", "good", 4.0, 4.0, None),
+    Variant("0.5.9", "layers0", 1.0, 2.5, "names-not-loaded"),
+    Variant("0.5.9", "no-lm-head", 1.0, 1.0, "lm-head-missing"),
+    Variant("0.5.9", "no-aux", 1.0, 1.3, "aux-disabled"),
+    Variant("0.5.23", "good", 4.0, 4.0, None),
+    Variant("0.5.23", "layers0", 4.0, 4.0, None),  # both names are taken from 0.5.12 on
+    Variant("0.5.23", "no-lm-head", 1.0, 1.0, "lm-head-missing"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v.version}-{v.fault}")
+def test_probe_counts_as_the_server_and_diagnose_names_the_fault(
+    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    drafter = faults.make(variant.fault, server.MODELS / "drafter-llama", tmp_path / "drafter")
+    argv = server.command(variant.version, "llama", drafter, server.free_port())
+    with server.serving(argv, server.environ(), tmp_path / "server.log") as running:
+        code, result = probe(running.url, tmp_path, capsys)
+        assert code == Exit.DONE
+        diagnosed, told = diagnose(capsys, "--port", str(running.port), "--probe", result["run"])
+        _, unmeasured = diagnose(capsys, "--port", str(running.port))
+        own = own_counts(running.log)
+    accept = result["accept_length"]
+    assert variant.low <= accept["mean"] <= variant.high
+    assert accept["exact"]
+    # Every cycle brings a token beside the accepted ones; each answer's first token comes before them, and the limit
+    # may cut its last cycle.
+    produced = accept["mean"] * accept["verify_steps"]
+    assert 2 * (TOKENS - 1) <= produced <= 2 * (TOKENS - 1 + 3)
+    assert sum(accept["histogram"]) == accept["verify_steps"]
+    assert result["server"]["version"] == variant.version
+    # The server's own log, every fourth cycle, warm-up included: it counts a cut cycle as short.
+    assert own == pytest.approx(accept["mean"], abs=0.45)
+    assert ("nothing-accepted" in {f["id"] for f in result["findings"]}) == (accept["mean"] < 1.05)
+
+    assert told["cause"] == variant.cause
+    assert diagnosed == (Exit.DEGRADED if variant.cause else Exit.DONE)
+    assert bool(told["remedy"]) == bool(variant.cause)
+    assert [h["id"] for h in told["hypotheses"] if h["verdict"] == "confirmed"] == (
+        [variant.cause] if variant.cause else []
+    )
+    assert unmeasured["cause"] == variant.cause  # from the server's own average, without a probe
+
+
+def test_a_server_without_speculation_is_a_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    argv = server.command("0.5.9", "llama", None, server.free_port(), ["--api-key", "sk-practice-key"])
+    with server.serving(argv, server.environ(), tmp_path / "plain.log") as running:
+        code, refused = probe(running.url, tmp_path, capsys)
+        assert code == Exit.UNREACHABLE
+        assert "API key" in refused["stderr"]
+        monkeypatch.setenv("OPSCTL_API_KEY", "sk-practice-key")
+        code, plain = probe(running.url, tmp_path, capsys)
+    assert code == Exit.DONE
+    assert plain["accept_length"] is None
+    assert {"no-speculation", "authenticated"} <= {f["id"] for f in plain["findings"]}
+    assert "sk-practice-key" not in json.dumps(plain)
+
+    argv = server.command("0.5.9", "llama", server.MODELS / "drafter-llama", server.free_port())
+    with server.serving(argv, server.environ(), tmp_path / "spec.log") as running:
+        code, result = probe(running.url, tmp_path, capsys, "--baseline", plain["run"], "--gate", "accept_length>=3.9")
+    assert code == Exit.DONE
+    assert result["outputs_agree"] == [2, 2]
+    assert result["break_even"] == pytest.approx(4 * plain["throughput"]["1"]["per_request"] / tps(result), rel=0.01)
+
+
+def test_the_server_renders_chat_or_its_folder_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    for version, how in (("0.5.9", "checkpoint"), ("0.5.23", "server")):
+        argv = server.command(version, "llama", None, server.free_port())
+        with server.serving(argv, server.environ(), tmp_path / "server.log") as running:
+            code, result = probe(running.url, tmp_path, capsys, "--prompts", str(chat))
+        assert (code, result["templated"]) == (Exit.DONE, how)
+
+
+def test_a_drafter_that_kills_the_scheduler_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    drafter = faults.make("absolute-d2t", server.MODELS / "drafter-llama", tmp_path / "drafter")
+    argv = server.command("0.5.9", "llama", drafter, server.free_port())
+    with server.serving(argv, server.environ(), tmp_path / "server.log") as running:
+        code, told = probe(running.url, tmp_path, capsys)
+    assert code in (Exit.FAILED, Exit.UNREACHABLE)
+    assert "scheduler" in told["stderr"] or "no server" in told["stderr"]
+    assert "IndexError" in running.log.read_text(errors="replace")
+    _, found = diagnose(capsys, "--log", str(running.log), "--port", str(running.port))
+    assert found["cause"] == "d2t-crash"
+
+
+def test_a_target_without_the_methods_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter = server.MODELS / "drafter-k25"
+    argv = server.command("0.5.9", "k25", drafter, server.free_port())
+    log = tmp_path / "server.log"
+    with pytest.raises(server.DidNotStart), server.serving(argv, server.environ(), log):
+        pass
+    _, found = diagnose(capsys, "--log", str(log), "--port", argv[argv.index("--port") + 1])
+    assert found["cause"] == "target-methods-missing"
+    assert found["remedy"] == "opsctl patch sglang"
+
+
+def diagnose(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = run(["diagnose", "--here", "--json", *more])
+    told = capsys.readouterr()
+    return code, json.loads(told.out) if told.out else {"stderr": told.err}
+
+
+def probe(url: str, folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text(PROMPTS)
+    capsys.readouterr()
+    code = run(["probe", "--url", url, "--prompts", str(prompts), "--max-tokens", str(TOKENS), "--json", *more])
+    told = capsys.readouterr()
+    return code, json.loads(told.out) if told.out else {"stderr": told.err}
+
+
+def own_counts(log: Path) -> float:
+    """The mean `accept len` of the decode lines."""
+    found = [float(n) for n in re.findall(r"accept len: ([\d.]+)", log.read_text(errors="replace"))]
+    return sum(found) / len(found)
+
+
+def tps(result: dict[str, Any]) -> float:
+    value: float = result["throughput"]["1"]["per_request"]
+    return value
