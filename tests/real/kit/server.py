@@ -105,7 +105,10 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             with urllib.request.urlopen(url + "/get_model_info", timeout=2) as answer:
                 if answer.status == 200:
                     return
-        except (urllib.error.URLError, OSError):
+        except urllib.error.HTTPError as error:
+            if error.code == 401:  # it is up, and wants a key
+                return
+        except OSError:
             pass
         if time.monotonic() > deadline:
             break
