@@ -87,7 +87,15 @@ def entries(file: BinaryIO) -> List[Entry]:
             if order is not None and order.file_size <= 16 and archive.read(order) != b"little":
                 raise Damaged("byteorder", "not little-endian")
             return [_entry(file, infos.get(prefix + "data/" + t.key), label, t) for label, t in sorted(tensors.items())]
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, struct.error, UnicodeDecodeError) as error:
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        struct.error,
+    ) as error:
         raise Damaged("zip", "damaged zip archive: %s" % error) from None
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from opsctl import __version__
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.convert_plan import Part, Plan, Refused, plan
-from opsctl.drafter.folder import Folder, open_folder
+from opsctl.drafter.folder import Folder, Tensor, open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Verdict
@@ -179,10 +179,20 @@ def _blocks(folder: Folder, head: bytes, parts: Sequence[Part]) -> Iterator[byte
             name = part.source.file
             if name not in files:
                 files[name] = open(Path(folder.path) / name, "rb")  # noqa: SIM115  closed below, one for many tensors
-            yield from _range(files[name], part.source.start, part.source.end, folder.path)
+            for start, end in _stretches(part.source, part.rows):
+                yield from _range(files[name], start, end, folder.path)
     finally:
         for file in files.values():
             file.close()
+
+
+def _stretches(source: Tensor, rows: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    if rows is None:
+        yield source.start, source.end
+        return
+    size = (source.end - source.start) // source.shape[0]
+    for row in rows:
+        yield source.start + row * size, source.start + (row + 1) * size
 
 
 def _range(file: BinaryIO, start: int, end: int, where: str) -> Iterator[bytes]:

@@ -35,13 +35,18 @@ class Refused(OpsctlError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the result: bytes of the source, or bytes made here."""
+    """One tensor of the result: bytes of the source, or bytes made here.
+
+    Args:
+        rows: the source rows in the order they are wanted; None for all as they are.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     source: Tensor | None = None
     data: bytes = b""
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +235,32 @@ def _with_tables(case: Case, draft: Settings, parts: list[Part], changes: list[s
     else:
         ids = found.ids
     if case.t2d is None:
+        parts, ids = _rising(parts, ids, changes)
         mask = bytearray(vocab)
         for target in ids:
             mask[target] = 1
         parts = [*parts, Part("t2d", "BOOL", (vocab,), None, bytes(mask))]
         changes.append(f"t2d added: a mask of {vocab} with the {len(ids)} ids of d2t")
     return parts
+
+
+def _rising(parts: list[Part], ids: tuple[int, ...], changes: list[str]) -> tuple[list[Part], tuple[int, ...]]:
+    """Head rows and mapping in rising order of target ids, as a mask implies: the same drafter, row by row."""
+    order = tuple(sorted(range(len(ids)), key=ids.__getitem__))
+    if order == tuple(range(len(ids))):
+        return parts, ids
+    rising = tuple(sorted(ids))
+    offsets = array("q", [target - i for i, target in enumerate(rising)]).tobytes()
+    changes.append("rows of lm_head and d2t sorted by target id, the order a t2d mask implies")
+    sorted_parts = [
+        replace(part, rows=order)
+        if part.name == "lm_head.weight"
+        else Part(part.name, "I64", part.shape, None, offsets)
+        if part.name == "d2t"
+        else part
+        for part in parts
+    ]
+    return sorted_parts, rising
 
 
 def _speculators_config(case: Case, draft: Settings, changes: list[str]) -> dict[str, Any]:

@@ -1,0 +1,424 @@
+"""Sound drafters of every producer raise no alarm; each planted fault is found, with its outcome per version.
+
+The right answers are written down here by hand, from SGLang's loaders; see docs/reference/drafter-checks.md.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from opsctl.drafter.verdict import Verdict
+from tests.drafter import build
+from tests.drafter.build import Dims, Drafter, Raw
+from tests.drafter.conftest import Judge
+
+OTHER = Dims(hidden=96, heads=16, kv_heads=8, head_dim=8, intermediate=160, draft=128, vocab=1024, layers=40)
+
+SOUND = {
+    "specforge 0.1": build.specforge,
+    "specforge 0.2": build.specforge_export,
+    "modelopt 0.41": build.modelopt,
+    "torchspec": build.torchspec,
+    "headless": build.headless,
+}
+
+
+def outcomes(judgement) -> str:
+    return " ".join(verdict.value for verdict in judgement.outcome.values())
+
+
+def alarms(judgement) -> list[str]:
+    return [f.check for f in judgement.findings if f.verdict not in (Verdict.OK, Verdict.NOTE)]
+
+
+@pytest.mark.parametrize("dims", [Dims(), OTHER], ids=["small", "other"])
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("tp", [1, 8])
+def test_sound_drafters_raise_no_alarm(name: str, dims: Dims, tp: int, judged: Judge) -> None:
+    found = judged(SOUND[name](dims), tp=tp)
+    assert outcomes(found) == "ok ok ok"
+    assert alarms(found) == []
+    assert found.exit_code == 0
+
+
+def test_sharded_is_as_good_as_one_file(tmp_path: Path, judged: Judge) -> None:
+    made = build.specforge()
+    folder = made.write(tmp_path / "d")
+    build.shard(folder, made.tensors)
+    assert outcomes(judged(folder)) == "ok ok ok"
+
+
+@pytest.mark.parametrize(
+    ("made", "expected", "check"),
+    [
+        (build.modelopt(layers0=True), "silent-garbage ok ok", "tensor-names"),
+        (build.mla(), "load-error ok ok", "architecture"),
+        (build.speculators(), "load-error load-error load-error", "config-readable"),
+    ],
+    ids=["layers.0 names", "mla", "speculators"],
+)
+def test_sound_for_some_versions_only(made: Drafter, expected: str, check: str, judged: Judge) -> None:
+    found = judged(made)
+    assert outcomes(found) == expected
+    assert alarms(found) == [check]
+
+
+def config(**changes: object) -> Callable[[Drafter], None]:
+    def change(made: Drafter) -> None:
+        made.config |= changes
+
+    return change
+
+
+def without(*keys: str) -> Callable[[Drafter], None]:
+    def change(made: Drafter) -> None:
+        for key in keys:
+            made.config.pop(key, None)
+            made.tensors.pop(key, None)
+
+    return change
+
+
+def ids(made: Drafter) -> list[int]:
+    values = array("q", made.tensors["d2t"].data)
+    return [value + i for i, value in enumerate(values)]
+
+
+def d2t(change: Callable[[list[int], Drafter], list[int]], *, keep_mask: bool = True) -> Callable[[Drafter], None]:
+    """Replace the target ids; `change` gets the right ones."""
+
+    def apply(made: Drafter) -> None:
+        made.tensors["d2t"] = build.offsets(change(ids(made), made))
+        if not keep_mask:
+            del made.tensors["t2d"]
+
+    return apply
+
+
+def table(make: Callable[[Drafter], Raw]) -> Callable[[Drafter], None]:
+    def apply(made: Drafter) -> None:
+        made.tensors["d2t"] = make(made)
+
+    return apply
+
+
+def no_mask(then: Callable[[Drafter], None]) -> Callable[[Drafter], None]:
+    def apply(made: Drafter) -> None:
+        then(made)
+        del made.tensors["t2d"]
+
+    return apply
+
+
+def tensor(name: str, *shape: int, dtype: str = "BF16") -> Callable[[Drafter], None]:
+    def apply(made: Drafter) -> None:
+        made.tensors[name] = build.weight(random.Random(9), shape, dtype)
+
+    return apply
+
+
+def payload(name: str, data: Callable[[bytes], bytes]) -> Callable[[Drafter], None]:
+    def apply(made: Drafter) -> None:
+        made.tensors[name].data = data(made.tensors[name].data)
+
+    return apply
+
+
+def prefix(new: str) -> Callable[[Drafter], None]:
+    def apply(made: Drafter) -> None:
+        made.rename("", new)
+
+    return apply
+
+
+def rename(old: str, new: str) -> Callable[[Drafter], None]:
+    return lambda made: made.rename(old, new)
+
+
+def swapped(values: list[int], made: Drafter) -> list[int]:
+    return values[1:] + values[:1]
+
+
+def two_twice(values: list[int], made: Drafter) -> list[int]:
+    return [values[2], values[2], *values[2:]]
+
+
+def three_outside(values: list[int], made: Drafter) -> list[int]:
+    return values[:-3] + [made.dims.vocab + i for i in range(3)]
+
+
+def other_run(values: list[int], made: Drafter) -> list[int]:
+    return build.sorted_ids(random.Random(99), made.dims)
+
+
+AUX = {"eagle_aux_hidden_state_layer_ids": [2, 30, 58], "use_aux_hidden_state": True}
+SG, OK, LE, RT, CU, DE = "silent-garbage", "ok", "load-error", "runtime-error", "cuda-error", "degraded"
+
+
+def always(word: str) -> str:
+    return f"{word} {word} {word}"
+
+
+# what is wrong: how to make it, the check that finds it, outcome on 0.5.9, 0.5.12 and 0.5.23
+FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
+    "absolute with t2d": (table(lambda m: build.absolute(ids(m))), "d2t-kind", always(SG)),
+    "absolute without t2d": (no_mask(table(lambda m: build.absolute(ids(m)))), "d2t-kind", always(SG)),
+    "absolute in frequency order": (
+        no_mask(table(lambda m: build.absolute(random.Random(5).sample(ids(m), len(ids(m)))))),
+        "d2t-kind",
+        always(SG),
+    ),
+    "zeros": (table(lambda m: build.absolute([0] * m.dims.draft)), "d2t-kind", always(SG)),
+    "arange": (table(lambda m: build.absolute(range(m.dims.draft))), "d2t-kind", always(SG)),
+    "rows in another order": (d2t(swapped), "d2t-kind", always(SG)),
+    "mapping of another run": (d2t(other_run), "d2t-kind", always(SG)),
+    "duplicate ids": (d2t(two_twice, keep_mask=False), "d2t-kind", always(DE)),
+    "ids outside the vocabulary": (d2t(three_outside, keep_mask=False), "d2t-range", always(DE)),
+    "d2t too short": (d2t(lambda v, m: v[:-8], keep_mask=False), "d2t-length", always(CU)),
+    "d2t in floats": (table(lambda m: build.weight(random.Random(1), [m.dims.draft], "F32")), "d2t-dtype", always(RT)),
+    "d2t missing": (without("d2t", "t2d"), "d2t-missing", always(SG)),
+    "d2t under another name": (rename("d2t", "draft_id_to_target_id"), "mapping-name", always(SG)),
+    "no head": (without("lm_head.weight"), "lm-head-missing", always(SG)),
+    "a projection missing": (without("midlayer.self_attn.k_proj.weight"), "tensor-missing", always(SG)),
+    "a norm missing": (without("norm.weight"), "tensor-missing", always(DE)),
+    "trainer prefix": (prefix("draft_model."), "tensor-names", always(SG)),
+    "model.layers.0 names": (rename("midlayer.", "model.layers.0."), "tensor-names", "silent-garbage ok ok"),
+    "head under model.": (rename("lm_head.", "model.lm_head."), "tensor-names", always(SG)),
+    "head_dim not named": (without("head_dim"), "tensor-shape", always(SG)),
+    "head_dim too small": (config(head_dim=6), "tensor-shape", always(SG)),
+    "too few kv heads": (config(num_key_value_heads=2), "tensor-shape", always(SG)),
+    "too many kv heads": (config(num_key_value_heads=8), "tensor-shape", always(LE)),
+    "too many heads": (config(num_attention_heads=16), "tensor-shape", always(LE)),
+    "intermediate too small": (config(intermediate_size=40), "tensor-shape", always(SG)),
+    "hidden size wrong": (config(hidden_size=24), "fc-width", always(LE)),
+    "one hidden size into q": (tensor("midlayer.self_attn.q_proj.weight", 96, 48), "tensor-shape", always(LE)),
+    "fc for two layers": (tensor("fc.weight", 48, 96), "fc-width", always(LE)),
+    "five layers": (
+        lambda m: (
+            tensor("fc.weight", 48, 240)(m),
+            config(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 15, 29, 43, 57]})(m),
+        ),
+        "fc-width",
+        "load-error ok ok",
+    ),
+    "head rows": (config(draft_vocab_size=72), "lm-head-rows", always(LE)),
+    "vocabulary of another tokenizer": (config(vocab_size=328), "vocab-size", always(SG)),
+    "target wider": (lambda m: m.target.update(hidden_size=64), "target-hidden", always(RT)),
+    "own embedding missing": (
+        lambda m: (
+            m.target.update(hidden_size=64),
+            config(target_hidden_size=64)(m),
+            tensor("fc.weight", 48, 192)(m),
+        ),
+        "embed-tokens-missing",
+        always(SG),
+    ),
+    "target_hidden_size null": (config(target_hidden_size=None), "target-hidden-size", always(LE)),
+    "tied": (config(tie_word_embeddings=True), "tied-embeddings", always(SG)),
+    "no draft_vocab_size": (without("draft_vocab_size"), "draft-vocab-size", always(LE)),
+    "no model_type": (without("model_type"), "config-readable", always(LE)),
+    "context 2048": (config(max_position_embeddings=2048), "context-length", always(LE)),
+    "plain llama class": (config(architectures=["LlamaForCausalLM"]), "architecture", always(LE)),
+    "class of another engine": (config(architectures=["Eagle3LlamaForCausalLM"]), "architecture", always(LE)),
+    "two layers": (config(num_hidden_layers=2), "num-hidden-layers", "load-error silent-garbage silent-garbage"),
+    "aux ids in input style": (config(eagle_config=AUX), "aux-convention", "degraded degraded ok"),
+    "aux id past the end": (
+        config(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 29, 61]}),
+        "aux-layers",
+        always(RT),
+    ),
+    "one aux layer left": (
+        config(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 98, 99]}),
+        "aux-layers",
+        always(SG),
+    ),
+    "other aux ids at the top": (config(eagle_aux_hidden_state_layer_ids=[1, 20, 40]), "aux-place", always(DE)),
+    "aux states not used": (
+        config(eagle_config={"use_aux_hidden_state": False}),
+        "use-aux-hidden-state",
+        always(SG),
+    ),
+    "rope only in rope_parameters": (
+        lambda m: (
+            without("rope_theta", "rope_scaling")(m),
+            config(rope_parameters={"rope_type": "default", "rope_theta": 50000.0})(m),
+        ),
+        "rope-base",
+        "degraded ok ok",
+    ),
+    "no rope base": (without("rope_theta"), "rope-base", always(DE)),
+    "norm_before_residual": (config(norm_before_residual=True), "norm-before-residual", always(SG)),
+    "norm_output": (config(norm_output=True), "norm-output", "degraded ok ok"),
+    "norms before fc": (
+        lambda m: ([tensor(f"fc_norm.{i}.weight", 48)(m) for i in range(3)], config(fc_norm=True)(m)),
+        "fc-norm",
+        "silent-garbage ok ok",
+    ),
+    "one norm before fc": (
+        lambda m: (tensor("input_norm.weight", 144)(m), config(norm_before_fc=True)(m)),
+        "norm-before-fc",
+        "degraded degraded ok",
+    ),
+    "query and key norms": (
+        lambda m: [tensor(f"midlayer.self_attn.{n}_norm.weight", 12)(m) for n in "qk"],
+        "qk-norm",
+        always(SG),
+    ),
+    "biases": (tensor("midlayer.self_attn.q_proj.bias", 96), "bias", always(DE)),
+    "float16 for bfloat16": (config(torch_dtype="float16"), "dtype", always(RT)),
+    "no dtype": (without("torch_dtype"), "dtype", always(RT)),
+    "fp8 without scales, uneven": (
+        config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        "quantization",
+        always(LE),
+    ),
+    "fp8 without scales, even": (
+        config(quantization_config={"quant_method": "fp8"}),
+        "quantization",
+        always(SG),
+    ),
+    "fp8 tensors, no config": (
+        lambda m: m.tensors.update(
+            {"fc.weight": Raw("F8_E4M3", [48, 144], random.Random(1).randbytes(48 * 144))},
+        ),
+        "quantization",
+        always(SG),
+    ),
+    "NaN in the head": (payload("lm_head.weight", lambda b: b"\xc0\x7f" + b[2:]), "payload-nan", always(SG)),
+    "infinity": (payload("fc.weight", lambda b: b[:-2] + b"\x80\xff"), "payload-nan", always(SG)),
+    "zeros in fc": (payload("fc.weight", lambda b: bytes(len(b))), "payload-zero", always(SG)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_fault_is_found(name: str, judged: Judge) -> None:
+    plant, check, expected = FAULTS[name]
+    made = build.specforge()
+    plant(made)
+    found = judged(made)
+    assert check in alarms(found)
+    assert outcomes(found) == expected
+    finding = next(f for f in found.findings if f.check == check)
+    assert finding.detail
+    assert finding.versions
+
+
+@pytest.mark.parametrize(
+    ("name", "at_tp1"),
+    [
+        ("absolute without t2d", CU),
+        ("ids outside the vocabulary", CU),
+        ("too many kv heads", LE),
+        ("fp8 without scales, even", SG),
+    ],
+)
+def test_outcome_on_one_gpu(name: str, at_tp1: str, judged: Judge) -> None:
+    made = build.specforge()
+    FAULTS[name][0](made)
+    assert outcomes(judged(made, "0.5.12", tp=1)) == at_tp1
+
+
+def test_heads_that_tp_does_not_divide_are_no_fault_on_one_gpu(judged: Judge) -> None:
+    made = build.specforge(replace(Dims(), heads=6, kv_heads=3))
+    assert outcomes(judged(made, "0.5.12", tp=8)) == LE
+    assert outcomes(judged(made, "0.5.12", tp=3)) == LE  # 80 intermediate rows do not split in three
+    assert outcomes(judged(made, "0.5.12", tp=1)) == OK
+
+
+@pytest.mark.parametrize(("versions", "expected"), [("0.5.16", SG), ("0.5.18", LE), ("0.7.1", LE)])
+def test_missing_shard(tmp_path: Path, versions: str, expected: str, judged: Judge) -> None:
+    made = build.specforge()
+    folder = made.write(tmp_path / "d")
+    build.shard(folder, made.tensors)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    found = judged(folder, versions)
+    assert outcomes(found) == expected
+    assert "missing-shard" in alarms(found)
+
+
+@pytest.mark.parametrize(("leftover", "expected"), [("old", DE), ("zz_part", SG)])
+def test_second_checkpoint_in_the_folder(tmp_path: Path, leftover: str, expected: str, judged: Judge) -> None:
+    folder = build.specforge().write(tmp_path / "d")
+    held = build.specforge(seed=8).tensors
+    if leftover == "zz_part":
+        held = {name: held[name] for name in ("fc.weight", "lm_head.weight")}
+    build.write_safetensors(folder / f"{leftover}.safetensors", held)
+    found = judged(folder, "0.5.12")
+    assert outcomes(found) == expected
+    assert "leftovers" in alarms(found)
+
+
+def test_target_without_capture_is_named_and_kept_out_of_the_outcome(judged: Judge) -> None:
+    made = build.specforge()
+    made.target = build.multimodal(made.target)
+    found = judged(made, "0.5.8,0.5.9,0.5.10")
+    assert outcomes(found) == "ok ok ok"
+    told = {f.detail: [str(v) for v in f.versions] for f in found.findings if f.check == "target-capture"}
+    assert list(told.values()) == [["0.5.8"], ["0.5.9"]]
+    assert found.exit_code == 11
+
+
+def test_multimodal_target_is_read_in_its_text_config(judged: Judge) -> None:
+    made = build.specforge()
+    made.target = build.multimodal({**made.target, "vocab_size": 999})
+    assert "vocab-size" in alarms(judged(made, "0.5.12"))
+
+
+@pytest.mark.parametrize(
+    ("factor", "original", "expected"), [(64.0, None, OK), (64.0, 2048, LE), (2.0, None, LE)], ids=str
+)
+def test_context_length_is_derived_as_the_server_does(
+    factor: float, original: int | None, expected: str, judged: Judge
+) -> None:
+    made = build.specforge()
+    scaling = {"rope_type": "yarn", "factor": factor} | (
+        {"original_max_position_embeddings": original} if original else {}
+    )
+    made.config |= {"max_position_embeddings": 2048, "rope_scaling": scaling}
+    assert outcomes(judged(made, "0.5.12")) == expected
+    assert outcomes(judged(made, "0.5.12", context_length=2048)) == OK
+
+
+def test_config_that_is_no_json(tmp_path: Path, judged: Judge) -> None:
+    folder = build.specforge().write(tmp_path / "d")
+    (folder / "config.json").write_text('{"a": 1,\n}')
+    found = judged(folder)
+    assert outcomes(found) == always(LE)
+    assert "line 2" in found.findings[0].detail
+    assert found.exit_code == 11
+
+
+def test_pickle_of_the_original_trainer_needs_conversion(tmp_path: Path, judged: Judge) -> None:
+    made = build.specforge()
+    made.config["architectures"] = ["LlamaForCausalLM"]
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(made.config))
+    build.write_torch(folder / "pytorch_model.bin", made.tensors)
+    found = judged(folder)
+    assert outcomes(found) == always("needs-conversion")
+    assert found.producer == "eagle-safeailab"
+    assert found.case.mapping is not None
+    assert found.case.mapping.sound
+
+
+def test_versions_between_and_beyond_the_known_ones(judged: Judge) -> None:
+    found = judged(build.modelopt(layers0=True), "0.5.11.post3,0.5.12.post1,0.5.17,1.0.0")
+    assert outcomes(found) == "silent-garbage ok ok ok"
+    assert [f.subject for f in found.findings if f.check == "sglang-version"] == ["1.0.0"]
+
+
+@pytest.mark.parametrize("name", ["absolute with t2d", "d2t too short", "no head", "query and key norms"])
+def test_speculators_are_judged_behind_their_layout(name: str, judged: Judge) -> None:
+    made = build.speculators()
+    made.rename("layers.0.", "midlayer.")
+    FAULTS[name][0](made)
+    made.rename("midlayer.", "layers.0.")
+    assert FAULTS[name][1] in alarms(judged(made, "0.5.12"))
