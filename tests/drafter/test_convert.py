@@ -160,6 +160,14 @@ def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
 
 
+def head_by_token(tensors: dict[str, bytes]) -> dict[int, bytes]:
+    """The head row of each target id."""
+    offsets = array("q", tensors["d2t"])
+    size = len(tensors["lm_head.weight"]) // len(offsets)
+    rows = [tensors["lm_head.weight"][i * size : (i + 1) * size] for i in range(len(offsets))]
+    return {offset + i: row for i, (offset, row) in enumerate(zip(offsets, rows, strict=True))}
+
+
 def test_sglang_to_speculators_and_back(tmp_path: Path) -> None:
     made = build.modelopt()
     _, there = converted(tmp_path, made, "speculators")
@@ -168,9 +176,14 @@ def test_sglang_to_speculators_and_back(tmp_path: Path) -> None:
     assert there.raw_config["eagle_aux_hidden_state_layer_ids"] == [2, 30, 58]
     ids = [v + i for i, v in enumerate(array("q", made.tensors["d2t"].data))]
     assert data(there)["t2d"] == build.mask(ids, made.dims.vocab).data
+    assert head_by_token(data(there)) == head_by_token({n: t.data for n, t in made.tensors.items()})
     convert_folder(there.path, str(tmp_path / "back"), "sglang", Settings(made.target))
     back = open_folder(str(tmp_path / "back"))
-    assert {n: d for n, d in data(back).items() if n != "t2d"} == {n: t.data for n, t in made.tensors.items()}
+    moved = {"d2t", "t2d", "lm_head.weight"}
+    assert {n: d for n, d in data(back).items() if n not in moved} == {
+        n: t.data for n, t in made.tensors.items() if n not in moved
+    }
+    assert head_by_token(data(back)) == head_by_token(data(there))
     assert back.raw_config is not None
     for key in ("hidden_size", "head_dim", "rope_theta", "draft_vocab_size", "architectures"):
         assert back.raw_config[key] == made.config[key]
@@ -203,13 +216,12 @@ def test_a_crashed_attempt_is_cleared_but_not_what_others_put_there(tmp_path: Pa
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
     converted(tmp_path, build.speculators())
-    partial.mkdir()
-    (partial / "notes.txt").write_text("mine")
+    other = tmp_path / "other.partial"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not ours"):
-        convert_folder(
-            str(tmp_path / "src"), str(tmp_path / "dst"[:-1]).replace("ds", "dst2"), "sglang"
-        ) if False else (convert._discard(partial))
-    assert (partial / "notes.txt").exists()
+        convert_folder(str(tmp_path / "src"), str(tmp_path / "other"), "sglang")
+    assert (other / "notes.txt").exists()
 
 
 def test_write_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
