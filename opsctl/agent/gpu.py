@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import threading
 import time
@@ -15,7 +17,7 @@ SMI = "nvidia-smi"
 QUICK = 10.0  # seconds for a program that normally answers at once
 _CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
 _ALSO = ":/usr/sbin:/sbin:/usr/bin:/bin"  # a login without root often lacks the folders where these tools live
-_SHOWN = "Id,ActiveState,SubState,Result,NRestarts,ExecMainStatus,KillMode,TimeoutStopUSec,MainPID,ControlGroup"
+_SHOWN = "Id,LoadState,ActiveState,SubState,Result,NRestarts,KillMode,MainPID,ControlGroup,User"
 _KERNEL_LOG = (
     ["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", "-q"],
     ["dmesg", "--time-format", "iso"],
@@ -36,6 +38,7 @@ def gather(
     unit: Optional[str] = None,
     user_unit: bool = False,
     port: Optional[int] = None,
+    container: Optional[str] = None,
     servers: Optional[List[Json]] = None,
 ) -> Json:
     """Facts about this host, as texts and numbers; the judging is done elsewhere.
@@ -60,6 +63,9 @@ def gather(
         tasks["unit"] = lambda: _answer(
             call, env, ["systemctl"] + (["--user"] if user_unit else []) + ["show", unit, "-p", _SHOWN]
         )
+    if container:
+        inspect = ["docker", "inspect", "-f", "{{.Id}} {{.State.Pid}}", container]
+        tasks["container"] = lambda: _line(call, env, inspect)
     if port:
         tasks["listeners"] = lambda: _answer(call, env, ["ss", "-Hltnp", "sport = :%d" % port])
         tasks["endpoint"] = lambda: gpuhost.endpoint(port, 30.0)
@@ -71,7 +77,8 @@ def gather(
     server = _server_pid(found)
     if server:
         found["limits"] = gpuhost.limits(root, server)
-    found["processes"] = _processes(entries, smi, servers or [], server, root)
+    found["server_uid"] = _server_uid(found.get("unit"), user_unit)
+    found["processes"] = _processes(entries, smi, _servers(found, servers or []), server, root)
     found["seconds"] = time.monotonic() - began
     return found
 
@@ -136,9 +143,32 @@ def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Opti
     return [dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D") for e in kept]
 
 
+def _servers(found: Json, known: List[Json]) -> List[Json]:
+    """The servers whose processes are to be sent: those named, the unit's and the container's."""
+    group = re.search(r"^ControlGroup=(/.+)$", found.get("unit") or "", re.MULTILINE)
+    container = (found.get("container") or "").split()
+    return (
+        known
+        + ([{"cgroup": group.group(1), "main_pid": _server_pid(found)}] if group else [])
+        + ([{"container": container[0], "main_pid": int(container[1])}] if len(container) == 2 else [])
+    )
+
+
 def _server_pid(found: Json) -> Optional[int]:
     match = re.search(r"^MainPID=([1-9]\d*)$", found.get("unit") or "", re.MULTILINE)
     return int(match.group(1)) if match else None
+
+
+def _server_uid(unit: Optional[str], user_unit: bool) -> Optional[int]:
+    """Whose the unit's processes are, also while none runs; None without a unit or for an unknown name."""
+    if not unit or "LoadState=not-found" in unit:
+        return None
+    name = re.search(r"^User=(\S+)$", unit, re.MULTILINE)
+    if user_unit or name is None:
+        return os.geteuid() if user_unit else 0
+    with contextlib.suppress(KeyError):
+        return int(name.group(1)) if name.group(1).isdigit() else pwd.getpwnam(name.group(1)).pw_uid
+    return None
 
 
 def _line(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:

@@ -26,6 +26,11 @@ def table(root: str) -> List[Dict[str, Any]]:
     return found
 
 
+def look(root: str, pid: int) -> Optional[Dict[str, Any]]:
+    """One process, None when there is none."""
+    return _entry(os.path.join(root, "proc", str(pid)), pid, 0.0, 1, 0.0)
+
+
 def states(root: str, pids: Iterable[int]) -> Dict[int, str]:
     """The state letter of each of `pids` that still exists."""
     found = {}
@@ -45,10 +50,15 @@ def interesting(entries: List[Dict[str, Any]], named: Set[int], records: List[Di
     """Those that hold a GPU, look like a worker, are named, belong to a server of `records`; and their parents."""
     cgroups = [r["cgroup"] for r in records if r.get("cgroup")]
     sids = {r["sid"] for r in records if r.get("sid")}
+    containers = [r["container"] for r in records if r.get("container")]
     wanted = {r["main_pid"] for r in records if r.get("main_pid")} | named
     by_pid = {e["pid"]: e for e in entries}
     for e in entries:
-        ours = e["sid"] in sids or any(e["cgroup"] == c or e["cgroup"].startswith(c.rstrip("/") + "/") for c in cgroups)
+        ours = (
+            e["sid"] in sids
+            or any(e["cgroup"] == c or e["cgroup"].startswith(c.rstrip("/") + "/") for c in cgroups)
+            or any(c in e["cgroup"] for c in containers)
+        )
         if ours or e["holds_gpu"] or _TITLE.search(e["cmdline"]) or e["comm"].startswith("sglang"):
             wanted.add(e["pid"])
     wanted |= {by_pid[pid]["ppid"] for pid in wanted if pid in by_pid}

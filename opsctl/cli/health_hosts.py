@@ -32,6 +32,7 @@ def wanted_of(host: InventoryHost) -> Wanted:
     known: dict[str, Any] = {}
     if host.settings.sglang is not None:
         known = {"port": served.port, "unit": served.unit, "user_unit": served.unit_scope == "user"}
+        known["container"] = served.container
         if served.model_path and served.model_path.startswith("/"):
             known["weights"] = served.model_path
         logs = [str(PurePosixPath(served.log).parent)] if served.log else []

@@ -30,6 +30,7 @@ def ask(wanted: Wanted) -> Call:
             "unit": wanted.unit,
             "user_unit": wanted.user_unit,
             "port": wanted.port,
+            "container": wanted.container,
         },
     )
 
@@ -143,7 +144,7 @@ def _table(found: Json, host: Host, reading: Reading | None) -> ProcessTable | N
         processes=tuple(ProcessEntry(**entry) for entry in said),
         boot_id=(found.get("host") or {}).get("boot_id", ""),
         gpu_pids=_summed(listed),
-        records=_records(host),
+        records=_records(host, found.get("container")),
     )
 
 
@@ -156,11 +157,15 @@ def _summed(listed: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, fl
     return tuple(total.items())
 
 
-def _records(host: Host) -> tuple[ServerRecord, ...]:
-    unit = host.unit
-    if unit is None or not unit.control_group:
-        return ()
-    return (ServerRecord(unit.name, cgroup=unit.control_group, main_pid=unit.main_pid or None),)
+def _records(host: Host, container: str | None) -> tuple[ServerRecord, ...]:
+    """What proves that a process is part of our server: its unit's cgroup, its container."""
+    found = []
+    unit, words = host.unit, (container or "").split()
+    if unit is not None and unit.control_group:
+        found.append(ServerRecord(unit.name, cgroup=unit.control_group, main_pid=unit.main_pid or None))
+    if len(words) == 2 and re.fullmatch(r"[0-9a-f]{64}", words[0]) and words[1].isdigit():
+        found.append(ServerRecord("container", container=words[0], main_pid=int(words[1]) or None))
+    return tuple(found)
 
 
 def _word(text: str | None) -> str | None:

@@ -43,11 +43,11 @@ def _judge(file: File, server_uids: frozenset[int], before: float) -> Leftover |
     if not (_SHARED.match(name) if file.folder == "shm" else file.socket and _IPC.match(name)):
         return None
     if file.uid not in server_uids:
-        return Leftover(file, False, f"belongs to user {file.uid}, who runs no server of ours")
+        return Leftover(file, False, f"belongs to user {file.uid}; no server of ours is known to run as that")
     if file.modified >= before:
         return Leftover(file, False, "younger than the last stop of our server")
     if file.in_use is None:
         return Leftover(file, False, "whether a process uses it cannot be seen")
     if file.in_use:
         return Leftover(file, False, "a process uses it")
-    return Leftover(file, True, f"user {file.uid} runs our server, older than its stop, no process uses it")
+    return Leftover(file, True, f"our server runs as user {file.uid}, older than its stop, no process uses it")

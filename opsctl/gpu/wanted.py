@@ -24,6 +24,7 @@ class _Model(BaseModel):
     unit: str | None = None
     user_unit: bool = False
     port: int | None = Field(None, ge=1, le=65535)
+    container: str | None = None
     folders: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
     weights: str | None = None
 
@@ -36,6 +37,7 @@ class Wanted:
     unit: str | None = None
     user_unit: bool = False
     port: int | None = None
+    container: str | None = None
     folders: tuple[str, ...] = ("/", "/tmp")
     weights: str | None = None
 
@@ -54,4 +56,6 @@ def load(data: Mapping[str, Any], where: str) -> Wanted:
         hint = did_you_mean(name, _Model.model_fields) if first["type"] == "extra_forbidden" else None
         raise UsageError(f"health: {name}: {first['msg'].lower()}", where=where, hint=hint) from error
     settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
-    return Wanted(settings, model.unit, model.user_unit, model.port, tuple(model.folders), model.weights)
+    return Wanted(
+        settings, model.unit, model.user_unit, model.port, model.container, tuple(model.folders), model.weights
+    )

@@ -1,0 +1,68 @@
+"""What `opsctl clean` may remove on a host, with the proof for each; and the calls that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.agent.protocol import Call
+from opsctl.gpu import leftovers, ownership
+from opsctl.gpu.leftovers import File, Leftover
+from opsctl.gpu.model import Evidence
+from opsctl.gpu.ownership import Class, Owned
+
+GRACE = 60.0  # seconds: a file this young may belong to a server that is just starting
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Everything worth telling about one host; only what is removable may be touched."""
+
+    processes: tuple[Owned, ...]
+    files: tuple[Leftover, ...]
+    inodes: Mapping[str, int]
+
+    @property
+    def removable_processes(self) -> tuple[Owned, ...]:
+        return ownership.removable(self.processes)
+
+    @property
+    def removable_files(self) -> tuple[Leftover, ...]:
+        return tuple(f for f in self.files if f.removable)
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.removable_processes or self.removable_files)
+
+
+def findings(evidence: Evidence, listed: Mapping[str, Any], server_uid: int | None) -> Findings:
+    """listed: the answer of gpuclean.files. server_uid: whose our server's processes are, where a unit says so."""
+    owned = ownership.classify(evidence.table) if evidence.table else ()
+    ours = [o.process for o in owned if o.server is not None and o.process is not None]
+    alive = [o.process.started for o in owned if o.klass is Class.OWN_LIVE and o.process is not None]
+    entries = [dict(f) for f in listed["files"]]
+    inodes = {f["path"]: f.pop("inode") for f in entries}
+    files = leftovers.judge(
+        (File(**f) for f in entries),
+        server_uids=frozenset({p.uid for p in ours} | ({server_uid} if server_uid is not None else set())),
+        before=min([*alive, listed["now"] - GRACE]),
+    )
+    return Findings(owned, files, inodes)
+
+
+def removal(found: Findings, processes: Sequence[Owned], files: Sequence[Leftover]) -> Call:
+    """The call that removes them; the host looks at each again first."""
+    return Call(
+        "gpuclean.remove",
+        {
+            "processes": [
+                {"pid": p.pid, "ticks": p.ticks, "sid": p.sid, "cgroup": p.cgroup, "uid": p.uid}
+                for o in processes
+                if (p := o.process) is not None
+            ],
+            "paths": [
+                {"path": f.file.path, "inode": found.inodes[f.file.path], "modified": f.file.modified} for f in files
+            ],
+        },
+    )
