@@ -113,9 +113,11 @@ def trust(
 def _look(remote: RemoteHost, host: InventoryHost) -> dict[str, Any]:
     from opsctl.agent.protocol import Call
 
-    told = remote.call(Call("agent.hello"), timeout=60).result
-    return {"host": host.name, "user": told["user"], "node": told["node"], "python": told["python"],
-            "host_key": remote.fingerprint, "warnings": list(remote.warnings)}  # fmt: skip
+    told = remote.call(Call("facts.gather", {"parts": ["host", "user", "python"]}), timeout=60).result
+    return {
+        "host": host.name, "user": told["user"]["name"], "node": told["host"]["name"],
+        "python": told["python"]["version"], "host_key": remote.fingerprint, "warnings": list(remote.warnings),
+    }  # fmt: skip
 
 
 def _as_data(host: InventoryHost) -> dict[str, Any]:

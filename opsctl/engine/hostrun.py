@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl import modules
+from opsctl.agent.protocol import Call
 from opsctl.engine import gates, journal
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted, UndoStep
@@ -17,7 +18,7 @@ from opsctl.engine.result import Result, together
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Block, Node, Play, Task
-from opsctl.engine.unknown import Undecided
+from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import OpsctlError, TaskFailed
 from opsctl.modules.contract import Action
 from opsctl.remote.agent_client import Pending
@@ -75,14 +76,13 @@ class HostRun:
 
     def run(self, lock: str | None) -> None:
         first = self.session.open(lock)
-        if self.it.order and not self.it.uses_facts:
+        facts = self._ask_for_facts() if self.it.uses_facts and "facts" not in self.session.registered else None
+        if self.it.order:
             self._ahead.look(self.it.order[0], after=first[:1] if lock else ())
         self.session.opened(first, lock)
         self._tell_of_past()
-        if self.it.uses_facts:
-            self._read_facts()
-            if self.it.order:
-                self._ahead.look(self.it.order[0])
+        if facts is not None:
+            self._take_facts(facts)
         try:
             self._nodes(self.it.play.tasks)
         except _Stop as stop:
@@ -208,30 +208,30 @@ class HostRun:
             )  # fmt: skip
 
     def _tell_of_past(self) -> None:
+        """Say what earlier runs have left unfinished, and take over the handlers that the last such run still owed."""
+        past = [p for p in self.session.past if p.run != self.session.info.run]
+        for one in past:
+            if one.unfinished:
+                self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
+                           f"opsctl rollback {one.run} or opsctl run --resume {one.run}")  # fmt: skip
+        last = next((p for p in past if p.playbook == self.session.info.meta.get("playbook")), None)
+        if last is None or self.session.info.resume:
+            return
         mine = {h.name for h in self.it.play.handlers}
-        for past in self.session.past:
-            if past.run == self.session.info.run:
-                continue
-            if past.unfinished:
-                self._note("warning", f"run {past.run} ({past.playbook}) never finished on this host",
-                           f"opsctl rollback {past.run} or opsctl run --resume {past.run}")  # fmt: skip
-            if past.checkpoint.get("digest") and past.playbook == self.session.info.meta.get("playbook"):
-                left = [n for n in past.checkpoint.get("notified", ()) if n in mine and n not in self.session.notified]
-                if left and past.outcome != "rolled-back":
-                    self.session.notified += left
-                    self._note("info", f"handlers left over from run {past.run} will run: {', '.join(left)}", None)
-                break
+        left = [n for n in last.checkpoint.get("notified", ()) if n in mine and n not in self.session.notified]
+        if left:
+            self.session.notified += left
+            self._note("info", f"handlers left over from run {last.run} will run: {', '.join(left)}", None)
 
-    def _read_facts(self) -> None:
-        task = next((t for t in self.it.play.all_tasks() if t.module == "facts"), None)
-        facts = modules.get("facts")
-        assert isinstance(facts, Action)
-        from opsctl.engine.prepare import site_for
+    def _ask_for_facts(self) -> list[Pending]:
+        """Ask for facts in the first frame. What depends on them is observed once they are there."""
+        self.session.registered["facts"] = Unknown("facts are on their way")
+        return self.session.remote().send([Call("facts.gather")])
 
-        at = task.at if task else self.it.play.at
-        site = site_for(at, self._scope(), self.it.around)
-        outcome = facts.run(facts.args(), self.session.remote(), site, lambda text, fraction: None)
-        self.session.registered["facts"] = outcome.values.get("facts", outcome.values)
+    def _take_facts(self, asked: list[Pending]) -> None:
+        self.session.registered["facts"] = self.session.wait(asked[0], 120).result
+        if self.it.order:
+            self._ahead.look(self.it.order[0])
 
     def _progress(self, task: Task, text: str, fraction: float | None) -> None:
         self.it.emit(TaskProgress(at=self.it.clock(), host=self.session.name, task=task.name, number=task.number,

@@ -1,0 +1,223 @@
+"""What is said of a playbook that is wrong: always the place, and the nearest valid name."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from opsctl.engine.loader import load_playbook
+from opsctl.engine.run import Options, plan
+from opsctl.errors import UsageError
+from opsctl.text import printable
+from tests.engine.world import Project
+
+GOOD = """\
+# A playbook that uses everything once.
+- name: Everything
+  hosts: here
+  params:
+    size: {type: int, default: 3, help: how many}
+    mode: {choices: [fast, slow], default: fast}
+  vars:
+    base: OUT
+    target: "{{ base }}/{{ mode }}"
+  on_failure: rollback
+  serial: 50%
+  max_failures: 1
+  timeout: 10m
+  handlers:
+    - name: restart
+      debug: restarted
+  tasks:
+    - name: folder
+      file:
+        path: "{{ target }}"
+        state: directory
+        mode: "0755"
+      tags: [base]
+    - name: content
+      copy:
+        dest: "{{ target }}/file"
+        content: "{{ size }}\\n"
+      register: written
+      notify: restart
+    - block:
+        - name: ask
+          command: echo hello
+          register: said
+          until: said.code == 0
+          retries: 2
+          delay: 1s
+          timeout: 30s
+      rescue:
+        - debug: "failed: {{ failed_task.name }}"
+      when: written.changed
+    - name: loop
+      debug: "{{ item }}"
+      loop: [1, 2]
+  gates:
+    - name: enough
+      that: size >= 1
+"""
+
+
+def load(project: Project, text: str) -> None:
+    path = project.write(text)
+    load_playbook(path)
+    plan(Options(playbook=str(path), inventory=str(project.folder / "inventory.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "column", "words"),
+    [
+        ("      notify: restart", "      natify: restart", 29, 7, ["natify", "notify"]),
+        ("      notify: restart", "      notify: restrat", 29, 15, ["restrat", "restart"]),
+        ("      copy:", "      coppy:", 25, 7, ["coppy", "copy"]),
+        ("        mode: \"0755\"", "        mdoe: \"0755\"", 22, 9, ["mdoe", "mode"]),
+        ("      file:", "      file: 5\n      fil:", 20, 7, ["unknown key 'fil'"]),
+        ("  serial: 50%", "  seriel: 50%", 11, 3, ["seriel", "serial"]),
+        ("  timeout: 10m", "  timeout: soon", 13, 12, ["duration", "soon"]),
+        ("type: int,", "type: integer,", 5, 18, ["int"]),
+        ("default: 3,", "default: three,", 5, 32, ["whole number", "three"]),
+        ("default: fast}", "default: fats}", 6, 44, ["fast"]),
+        ("when: written.changed", "when: writen.changed", 40, 13, ["writen", "written"]),
+        ("when: written.changed", "when: written.changed ==", 40, 13, ["template error"]),
+        ("      loop: [1, 2]", "      loop: 5", 43, 13, ["list"]),
+        ("      loop: [1, 2]", "      with_items: [1, 2]", 43, 7, ["loop"]),
+        ("content: \"{{ size }}\\n\"", "content: \"{{ sise }}\\n\"", 27, 18, ["sise", "size"]),
+        ("  hosts: here", "  hosts: hear", 3, 10, ["hear", "here"]),
+        ("  on_failure: rollback", "  on_failure: undo", 10, 15, ["rollback"]),
+        ("      that: size >= 1", "      that: size >= one", 46, 13, ["one"]),
+        ("    - name: enough\n      that: size >= 1", "    - name: enough", 45, 7, ["measure"]),
+        ("          retries: 2", "          retries: -1", 35, 20, ["0"]),
+        ("          command: echo hello", "          command:\n            cmdd: echo", 33, 13, ["cmdd", "cmd"]),
+        ("base: OUT\n", "base: \"{{ target }}\"\n", 9, 13, ["through itself"]),
+        ("  gates:", "  gate:", 44, 3, ["gate", "gates"]),
+        ("    - name: restart\n      debug: restarted", "    - debug: restarted", 15, 7, ["handler", "name"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_place(
+    project: Project, old: str, new: str, line: int, column: int, words: list[str]
+) -> None:
+    assert GOOD.count(old) >= 1
+    with pytest.raises(UsageError) as caught:
+        load(project, GOOD.replace(old, new, 1))
+    error = caught.value
+    told = f"{error} {error.hint}"
+    assert str(error.where).endswith(f"play.yaml:{line}:{column}"), told
+    for word in words:
+        assert word in told
+
+
+def test_the_good_one_is_good(project: Project) -> None:
+    load(project, GOOD)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_mutation_gives_a_place_or_is_valid(project: Project, seed: int) -> None:
+    """Nothing a slip of the finger does to a playbook may end in anything but a clear message."""
+    text = mutated(GOOD, random.Random(seed))
+    error = what_is_said(project, text)
+    if error is not None:
+        assert error.message
+        where = str(error.where or error.message)
+        assert "play.yaml" in where or "-e" in error.message, f"no place: {error}\n{text}"
+        assert printable(str(error)) == str(error)
+
+
+def what_is_said(project: Project, text: str) -> UsageError | None:
+    try:
+        load(project, text)
+    except UsageError as error:
+        return error
+    return None
+
+
+def mutated(text: str, dice: random.Random) -> str:
+    lines = text.splitlines()
+    for _ in range(dice.randint(1, 2)):
+        index = dice.randrange(1, len(lines))
+        line = lines[index]
+        match dice.randrange(9):
+            case 0:
+                del lines[index]
+            case 1:
+                lines.insert(index, line)
+            case 2:
+                lines[index] = " " * dice.randint(1, 3) + line
+            case 3:
+                lines[index] = line.lstrip()
+            case 4:
+                place = dice.randrange(len(line))
+                lines[index] = line[:place] + line[place + 1 :]
+            case 5:
+                place = dice.randrange(len(line))
+                lines[index] = line[:place] + dice.choice("\"'{}[]:,#&*!|>%@`\t\\-x0\0é") + line[place:]
+            case 6:
+                lines[index] = (
+                    line.split(":")[0]
+                    + ": "
+                    + dice.choice(["null", "[]", "{}", "5", "-1", "yes", "'x'", "{{ x }}", "[[1]]"])
+                )
+            case 7:
+                other = dice.randrange(1, len(lines))
+                lines[index], lines[other] = lines[other], lines[index]
+            case 8:
+                lines[index] = line.replace(":", "", 1)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["a playbook is"]),
+        ("just text", ["a playbook is"]),
+        ("- 5", ["a play is"]),
+        ("hosts: here\ntasks: {a: 1}", ["list"]),
+        ("hosts: here\ntasks: [5]", ["a task is"]),
+        ("hosts: here\ntasks: [{name: x}]", ["names no module"]),
+        ("hosts: here\ntasks: [{debug: a, copy: {dest: /x, content: y}}]", ["two modules"]),
+        ("tasks: []", ["hosts"]),
+        ("hosts: here\ntasks: [{include: other.yaml}]", ["cannot read"]),
+        ("hosts: here\ntasks: [{include: \"{{ x }}\"}]", ["template"]),
+        ("hosts: here\ntasks: [{include: play.yaml}]", ["include one another"]),
+        ("hosts: here\ntasks: [{debug: x, supervise: {confirm_within: 5m}}]", ["on_failure: rollback"]),
+        ("hosts: here\ntasks: [{copy: {src: nowhere.txt, dest: /x}}]", ["nowhere.txt"]),
+        ("hosts: nobody\ntasks: []", ["nobody"]),
+    ],
+)  # fmt: skip
+def test_other_mistakes(project: Project, text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(project, text)
+    told = f"{caught.value} {caught.value.hint}"
+    assert "play.yaml" in told
+    for word in words:
+        assert word in told
+
+
+def test_includes_stand_in_place_and_mistakes_in_them_have_their_own_place(project: Project) -> None:
+    project.write('- {name: inner, debug: "{{ x }}"}\n', "tasks/inner.yaml")
+    ran = project.run("hosts: here\ntasks:\n  - {include: tasks/inner.yaml, vars: {x: 1}, when: 1 == 1}\n")
+    assert ran.lines("inner") == ("1",)
+    project.write("- {name: inner, debg: 1}\n", "tasks/inner.yaml")
+    with pytest.raises(UsageError) as caught:
+        project.run()
+    assert str(caught.value.where).endswith(str(Path("tasks/inner.yaml:1:17")))
+
+
+@pytest.mark.parametrize(
+    ("e", "words"),
+    [
+        ("size=many", ["size", "whole number"]),
+        ("sice=3", ["sice", "size"]),
+        ("mode=fats", ["fast"]),
+        ("size", ["NAME=VALUE"]),
+    ],
+)
+def test_values_from_the_command_line_are_typed(project: Project, e: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        project.run(GOOD, e=(e,))
+    for word in words:
+        assert word in f"{caught.value} {caught.value.hint}"

@@ -1,0 +1,362 @@
+"""What a run does, as a user would notice it. The host is this machine, through a real agent."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from opsctl.engine.events import GateChecked, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.errors import Exit, UsageError
+from tests.engine.world import Project
+
+BASIC = """\
+hosts: here
+vars: {greeting: "hello {{ who }}"}
+params:
+  who: {default: world}
+tasks:
+  - name: folder
+    file: {path: OUT/etc, state: directory}
+  - name: content
+    copy: {dest: OUT/etc/a, content: "{{ greeting }}\\n"}
+    register: written
+  - name: after a change
+    copy: {dest: OUT/etc/b, content: "b\\n"}
+    when: written.changed
+  - name: each
+    copy: {dest: "OUT/etc/{{ item }}", content: "{{ item }}"}
+    loop: [x, y]
+"""
+
+
+def test_a_second_run_changes_nothing(project: Project) -> None:
+    first = project.run(BASIC)
+    assert first.code == Exit.DONE
+    assert first.statuses() == {
+        "folder": "changed",
+        "content": "changed",
+        "after a change": "changed",
+        "each": "changed",
+    }
+    assert (project.out / "etc/a").read_text() == "hello world\n"
+    assert (project.out / "etc/y").read_text() == "y"
+    second = project.run()
+    assert second.statuses() == {"folder": "ok", "content": "ok", "after a change": "skipped", "each": "ok"}
+
+
+def test_check_mode_says_what_would_change_and_changes_nothing(project: Project) -> None:
+    checked = project.run(BASIC, check=True, exit_code=True)
+    assert checked.code == Exit.CHANGES
+    assert list(project.out.iterdir()) == []
+    assert checked.statuses()["after a change"] == "changed"
+    diff = next(e for e in checked.of(TaskEnded) if e.task == "content").diffs[0]
+    assert (diff.before, diff.after) == (None, b"hello world\n")
+    project.run()
+    assert project.run(check=True, exit_code=True).code == Exit.DONE
+
+
+def test_check_mode_does_not_guess_what_a_command_would_say(project: Project) -> None:
+    checked = project.run(
+        """\
+hosts: here
+tasks:
+  - {name: ask, command: echo 1, register: asked}
+  - {name: depends, copy: {dest: OUT/a, content: x}, when: "asked.stdout == '1'"}
+  - {name: either, copy: {dest: OUT/b, content: x}, when: "true or asked.changed"}
+  - {name: guarded, command: "touch OUT/c", }
+""",
+        check=True,
+        exit_code=True,
+    )
+    assert checked.statuses() == {"ask": "unknown", "depends": "unknown", "either": "changed", "guarded": "unknown"}
+    assert checked.code == Exit.CHANGES
+    assert list(project.out.iterdir()) == []
+
+
+def test_values_keep_their_types_and_text_from_a_host_is_never_a_template(project: Project) -> None:
+    ran = project.run(
+        """\
+hosts: here
+vars: {commit: 3207427, version: 1.10, flag: "{{ 1 == 1 }}"}
+tasks:
+  - {name: hostile, command: "echo '{{ \\"{{\\" }} 7 * 6 }}'", register: said}
+  - {name: show, debug: "{{ said.stdout | trim }} {{ version }} {{ commit }}", when: flag}
+  - {name: sum, debug: {var: commit + 1}}
+"""
+    )
+    assert ran.code == Exit.DONE
+    assert ran.lines("show") == ("{{ 7 * 6 }} 1.10 3207427",)
+    assert ran.lines("sum") == ("commit + 1 = 3207428",)
+
+
+@pytest.mark.parametrize("value", ["'yes'", "1", "''", "none"])
+def test_when_has_to_be_true_or_false(project: Project, value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        project.run(f"hosts: here\nvars: {{x: {value}}}\ntasks:\n  - debug: hi\n    when: x\n")
+    assert str(caught.value.where).endswith("play.yaml:5:11")
+
+
+ROLLBACK = """\
+hosts: here
+on_failure: rollback
+tasks:
+  - {name: one, copy: {dest: OUT/kept, content: new}}
+  - {name: two, file: {path: OUT/made, state: directory}}
+  - {name: broken, command: {cmd: "false", read_only: true}}
+"""
+
+
+def test_a_failure_takes_everything_back(project: Project) -> None:
+    (project.out / "kept").write_text("old")
+    ran = project.run(ROLLBACK)
+    assert ran.code == Exit.ROLLED_BACK
+    assert ran.ended() == {"here": "rolled-back"}
+    assert (project.out / "kept").read_text() == "old"
+    assert not (project.out / "made").exists()
+    assert {s.task: s.outcome for s in ran.of(UndoStep)}["one"] == "undone"
+
+
+def test_on_failure_stop_keeps_what_was_done_and_resume_goes_on(project: Project) -> None:
+    play = """\
+hosts: here
+handlers:
+  - {name: tell, copy: {dest: OUT/told, content: x}}
+tasks:
+  - {name: one, copy: {dest: OUT/one, content: "1"}, notify: tell, register: first}
+  - {name: count, shell: "echo x >> OUT/count", register: counted}
+  - {name: broken, command: "test -e OUT/repaired"}
+  - {name: uses, debug: "{{ first.changed }}"}
+"""
+    first = project.run(play)
+    assert first.code == Exit.FAILED
+    assert not (project.out / "told").exists()
+    run = first.of(Note)  # nothing to tell of on a fresh host
+    assert run == []
+    (project.out / "repaired").touch()
+    name = _run_name(project)
+    second = project.run(resume=name)
+    assert second.code == Exit.DONE
+    # Done tasks are not run again, what they registered is there, and the handler that was due has run.
+    assert (project.out / "count").read_text() == "x\n"
+    assert second.lines("uses") == ("true",)
+    assert (project.out / "told").exists()
+
+
+def _run_name(project: Project) -> str:
+    return sorted(os.listdir(project.folder / "state-here" / "runs"))[-1]
+
+
+def test_resume_refuses_another_playbook(project: Project) -> None:
+    project.run("hosts: here\ntasks:\n  - {copy: {dest: OUT/a, content: x}}\n  - command: 'false'\n")
+    ran = project.run("hosts: here\ntasks:\n  - debug: hi\n", resume=_run_name(project))
+    assert ran.code == Exit.USAGE
+    assert "another version" in ran.of(type(ran.events[-2]))[-1].message  # type: ignore[attr-defined]
+
+
+def test_handlers_due_survive_a_failed_run(project: Project) -> None:
+    play = """\
+hosts: here
+handlers:
+  - {name: restart, shell: "echo x >> OUT/restarts"}
+tasks:
+  - {name: config, copy: {dest: OUT/config, content: x}, notify: restart}
+  - {name: maybe, command: "test -e OUT/repaired"}
+"""
+    assert project.run(play).code == Exit.FAILED
+    (project.out / "repaired").touch()
+    second = project.run()
+    assert second.statuses() == {"config": "ok", "maybe": "ran", "restart": "ran"}
+    assert (project.out / "restarts").read_text() == "x\n"
+    assert "restart" not in project.run().statuses()
+
+
+def test_rescue_and_always(project: Project) -> None:
+    ran = project.run(
+        """\
+hosts: here
+tasks:
+  - block:
+      - {name: broken, command: "false"}
+      - {name: not reached, debug: no}
+    rescue:
+      - {name: saved, debug: "{{ failed_task.name }}"}
+    always:
+      - {name: in any case, debug: yes}
+  - {name: goes on, debug: on}
+"""
+    )
+    assert ran.code == Exit.DONE
+    assert list(ran.statuses()) == ["broken", "saved", "in any case", "goes on"]
+    assert ran.lines("saved") == ("broken",)
+
+
+def test_until_retries(project: Project) -> None:
+    ran = project.run(
+        """\
+hosts: here
+tasks:
+  - name: third time
+    shell: "echo x >> OUT/n; wc -l < OUT/n"
+    until: result.stdout | trim == '3'
+    retries: 5
+    delay: 0s
+  - name: never
+    shell: "echo no"
+    until: result.stdout == 'yes'
+    retries: 1
+    delay: 10ms
+"""
+    )
+    assert ran.statuses() == {"third time": "ran", "never": "failed"}
+    assert (project.out / "n").read_text() == "x\nx\nx\n"
+
+
+def test_timeout_ends_a_task(project: Project) -> None:
+    ran = project.run("hosts: here\ntasks:\n  - {name: slow, command: sleep 600, timeout: 500ms}\n")
+    assert ran.code == Exit.FAILED
+    assert ran.statuses() == {"slow": "failed"}
+
+
+@pytest.mark.parametrize(("bound", "code"), [(1, Exit.DONE), (3, Exit.ROLLED_BACK)])
+def test_gates_decide_whether_the_changes_stay(project: Project, bound: int, code: Exit) -> None:
+    ran = project.run(
+        f"""\
+hosts: here
+on_failure: rollback
+tasks:
+  - {{name: change, copy: {{dest: OUT/a, content: x}}}}
+  - {{name: measure, command: {{cmd: echo 2, read_only: true}}, register: measured}}
+gates:
+  - {{name: enough, that: "measured.stdout | int >= {bound}"}}
+"""
+    )
+    assert ran.code == code
+    assert ran.of(GateChecked)[0].holds is (code == Exit.DONE)
+    assert (project.out / "a").exists() is (code == Exit.DONE)
+
+
+def test_a_gate_on_what_was_not_measured_does_not_hold(project: Project) -> None:
+    ran = project.run("hosts: here\ntasks: []\ngates:\n  - {measure: acceptance_length, at_least: 2}\n")
+    assert ran.code == Exit.GATE
+    assert "not measured" in ran.of(GateChecked)[0].message
+
+
+def test_serial_stops_at_the_first_batch_that_failed(project: Project) -> None:
+    project.hosts("a", "b", "c", "d")
+    ran = project.run('hosts: all\nserial: 2\ntasks:\n  - {command: "test {{ inventory_hostname }} != b"}\n')
+    assert ran.ended() == {"a": "ok", "b": "failed", "c": "skipped", "d": "skipped"}
+    assert ran.code == Exit.FAILED
+    ran = project.run(
+        'hosts: all\nserial: 50%\nmax_failures: 1\ntasks:\n  - {command: "test {{ inventory_hostname }} != b"}\n'
+    )
+    assert ran.ended() == {"a": "ok", "b": "failed", "c": "ok", "d": "ok"}
+
+
+def test_on_failure_continue_runs_the_other_tasks(project: Project) -> None:
+    ran = project.run(
+        "hosts: here\non_failure: continue\ntasks:\n  - {name: bad, command: 'false'}\n  - {name: good, debug: hi}\n"
+    )
+    assert ran.statuses() == {"bad": "failed", "good": "ok"}
+    assert ran.code == Exit.FAILED
+
+
+def test_tags_and_start_at(project: Project) -> None:
+    play = """\
+hosts: here
+tasks:
+  - {name: a, debug: a, tags: one}
+  - {name: b, debug: b, tags: [two], register: b}
+  - {name: c, debug: c, tags: always}
+  - {name: d, debug: "{{ b.msg }}", tags: two}
+"""
+    assert list(project.run(play, tags=["one"]).statuses()) == ["a", "c"]
+    assert list(project.run(skip_tags=["two"]).statuses()) == ["a", "c"]
+    assert list(project.run(start_at="b").statuses()) == ["b", "c", "d"]
+    with pytest.raises(UsageError, match=r"'b'.*does not run"):
+        project.run(start_at="c")
+    with pytest.raises(UsageError) as caught:
+        project.run(tags=["tow"])
+    assert "two" in str(caught.value.hint)
+
+
+def test_a_locked_host_is_refused_with_the_holder(project: Project) -> None:
+    play = 'hosts: here\ntasks:\n  - {name: wait, shell: "until test -e OUT/go; do sleep 0.02; done", timeout: 60s}\n'
+    project.write(play)
+    got: list[Exit] = []
+    first = threading.Thread(target=lambda: got.append(project.run().code))
+    first.start()
+    try:
+        _until(lambda: (project.folder / "state-here" / "runs").exists())
+        second = project.run()
+    finally:
+        (project.out / "go").touch()
+        first.join()
+    assert second.code == Exit.LOCKED
+    assert "holds the lock" in str(second.events[-2])
+    assert got == [Exit.DONE]
+    assert project.run().code == Exit.DONE  # the lock went with its holder
+
+
+def _until(condition: object, seconds: float = 30.0) -> None:
+    import time
+
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_ctrl_c_stops_says_where_the_host_stands_and_lets_go(project: Project) -> None:
+    project.write(
+        "hosts: here\ntasks:\n  - {name: one, copy: {dest: OUT/one, content: x}}\n"
+        "  - {name: long, command: sleep 600}\n  - {name: later, debug: hi}\n"
+    )
+    stop = threading.Event()
+    result: list[object] = []
+    runner = threading.Thread(target=lambda: result.append(project.run(stop=stop)))
+    runner.start()
+    _until((project.out / "one").exists)
+    stop.set()
+    runner.join(30)
+    ran = result[0]
+    assert ran.code == Exit.INTERRUPTED  # type: ignore[attr-defined]
+    assert ran.ended() == {"here": "interrupted"}  # type: ignore[attr-defined]
+    assert "later" not in ran.statuses()  # type: ignore[attr-defined]
+    assert project.run("hosts: here\ntasks:\n  - debug: hi\n").code == Exit.DONE
+
+
+def test_facts_are_read_when_they_are_used(project: Project) -> None:
+    ran = project.run('hosts: here\ntasks:\n  - {name: show, debug: "{{ facts.user.name }}"}\n')
+    assert ran.code == Exit.DONE
+    assert ran.lines("show")[0]
+
+
+def test_several_hosts_side_by_side(project: Project) -> None:
+    names = [f"h{n}" for n in range(8)]
+    project.hosts(*names)
+    ran = project.run('hosts: all\ntasks:\n  - {copy: {dest: "OUT/{{ inventory_hostname }}", content: x}}\n')
+    assert ran.ended() == dict.fromkeys(names, "ok")
+    assert sorted(p.name for p in project.out.iterdir()) == names
+
+
+def test_the_command_line_wins_over_everything(project: Project) -> None:
+    project.hosts("here", extra="defaults: {vars: {a: inventory, b: inventory, c: inventory}}\n")
+    ran = project.run(
+        "hosts: here\nvars: {b: play, c: play}\ntasks:\n"
+        '  - {name: t, debug: "{{ a }} {{ b }} {{ c }}", vars: {c: task}}\n',
+        e=("c=line",),
+    )
+    assert ran.lines("t") == ("inventory play line",)
+
+
+def test_events_are_in_order(project: Project) -> None:
+    ran = project.run("hosts: here\ntasks:\n  - {name: say, shell: 'echo one; echo two'}\n")
+    kinds = [type(e).__name__ for e in ran.events]
+    assert kinds[0] == "RunStarted"
+    assert kinds[-2:] == ["HostEnded", "RunEnded"]
+    assert kinds.index("TaskStarted") < kinds.index("TaskEnded")
+    assert [e.at for e in ran.events] == sorted(e.at for e in ran.events)
+    assert ran.of(TaskStarted)[0].host == "here"
+    assert [p.text for p in ran.of(TaskProgress)]
