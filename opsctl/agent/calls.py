@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import traceback
 from typing import Any, Callable, Dict
 
 from opsctl.agent.protocol import AgentError, Context, Reply
@@ -63,6 +62,8 @@ def describe(error: BaseException) -> Dict[str, Any]:
             told["path"] = path
         return told
     # Anything else is a fault in the agent itself: say where, so that it can be reported.
+    import traceback  # it takes long to load, and is needed for nothing else
+
     trace = traceback.format_exception(type(error), error, error.__traceback__)
     return {"kind": "failed", "message": "%s: %s" % (type(error).__name__, error), "trace": "".join(trace[-8:])}
 

@@ -12,12 +12,13 @@ from opsctl.agent.protocol import AgentError, Context, Reply
 
 
 def begin(call: Context, run: str, meta: Dict[str, Any], resume: bool = False) -> Dict[str, Any]:
-    """Start a run, or go on with an unfinished one. `meta`: who, from where, playbook, digest, vars (masked), ..."""
+    """Start a run, or go on with one that was stopped. `meta`: who, from where, playbook, digest, vars (masked), ..."""
     if resume:
         record = runlog.read(run)
-        if record.outcome:
+        if record.closed:
             raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
         runlog.own(run)
+        runlog.append(run, {"resumed": True})
     else:
         runlog.create(run)
         runlog.append(run, {"begin": meta})
@@ -77,13 +78,14 @@ def checkpoint(call: Context, run: str, data: Any) -> None:
 def runs(call: Context, limit: int = 50) -> Dict[str, Any]:
     """The newest runs, the newest first. `state`: running | supervised | unfinished | ended.
 
-    Those that are unfinished come with their last checkpoint.
+    Those that can be resumed come with their last checkpoint.
     """
     records = sorted((runlog.read(name) for name in runlog.names()), key=lambda r: r.begun, reverse=True)
-    found = [_summary(record) for record in records[:limit]]
-    for summary in found:
-        if summary["unfinished"]:
-            summary["checkpoint"] = _checkpoint(summary["run"])
+    found = []
+    for record in records[:limit]:
+        found.append(_summary(record))
+        if not record.closed:
+            found[-1]["checkpoint"] = _checkpoint(record.run)
     return {"runs": found}
 
 
@@ -116,6 +118,7 @@ def _summary(record: runlog.Record) -> Dict[str, Any]:
         "why": record.why,
         "confirmed": record.confirmed,
         "steps": len(record.steps),
+        "last": max((step.seq for step in record.steps), default=0),
         "done": sum(step.state == "done" for step in record.steps),
         "undone": sum(step.undone for step in record.steps),
     }

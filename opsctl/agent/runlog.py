@@ -24,6 +24,7 @@ from opsctl.agent.protocol import AgentError
 
 NamedCall = List[Any]  # [name, args]
 
+CLOSED = ("done", "rolled-back")  # any other outcome, failed or stopped, leaves a run that can be resumed
 _VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _owned: Dict[str, int] = {}  # runs whose lock this process holds -> descriptor
 _guard = threading.RLock()
@@ -74,6 +75,11 @@ class Record:
         for line in lines:
             self._take(line)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to do: not to go on with, not to take back."""
+        return self.outcome in CLOSED
+
     def step(self, seq: int) -> Optional[Step]:
         return next((step for step in self.steps if step.seq == seq), None)
 
@@ -87,6 +93,8 @@ class Record:
             self.settled[line["settled"]] = line.get("error")
         elif "confirmed" in line:
             self.confirmed = True
+        elif "resumed" in line:
+            self.outcome, self.why, self.ended = None, None, 0.0
         elif "outcome" in line:
             self.outcome, self.why, self.ended = line["outcome"], line.get("why"), at
         else:

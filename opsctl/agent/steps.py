@@ -114,11 +114,14 @@ def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str
 
 
 def _to_settle(record: runlog.Record) -> List[Tuple[runlog.Step, runlog.NamedCall]]:
-    """Each distinct settle call once, those of the last step first."""
+    """Each distinct settle call once, those of the last step first; with the step where it came up first.
+
+    That step's blobs know how things were before the run.
+    """
     found: Dict[str, Tuple[runlog.Step, runlog.NamedCall]] = {}
     for step in reversed(record.steps):
         for call in step.settle:
-            found.setdefault(_key(call), (step, call))
+            found[_key(call)] = (step, call)  # keeps its place, takes the earlier step
     return list(found.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import shlex
 import time
 
@@ -28,7 +28,7 @@ def command(inner: str, user: str | None, nonce: str | None) -> str:
 
 
 def nonce() -> str:
-    return f"opsctl-{secrets.token_hex(8)}"
+    return f"opsctl-{os.urandom(8).hex()}"
 
 
 def answer(stream: Stream, word: str, password: Secret, user: str, host: str, timeout: float) -> None:

@@ -64,6 +64,10 @@ class RemoteHost:
         """Whether the agent can still be spoken to, as far as is known."""
         return all(agent.alive for agent in self._agents.values())
 
+    def prepare(self) -> None:
+        """Start the agent if it is not there yet. Raises Unreachable, AuthFailed."""
+        self._agent(self.spec.become)
+
     def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
         """One call, one round trip. Raises RemoteError, Locked, Unreachable."""
         return self.send([call], on_progress=on_progress)[0].wait(timeout)
@@ -197,15 +201,22 @@ def _never() -> bool:
 
 
 def connect(spec: ConnectionSpec, cancelled: Callable[[], bool] = _never) -> RemoteHost:
-    """Connect and start the agent, without waiting for it to speak.
+    """Connect and start the agent, without waiting for it to speak: what is wrong with it is told by the first call.
 
     Failures that pass (refused while booting, too many connections at once) are tried again, `spec.attempts` times in
     all; those that do not (name, key, login) are not. Raises Unreachable, HostKeyError, AuthFailed, UsageError.
     """
     if spec.connection == "local":
-        return RemoteHost(spec, None)
-    route = ssh_config.route(spec)
-    return RemoteHost(spec, open_link(route.hops, spec, cancelled), route.warnings)
+        host = RemoteHost(spec, None)
+    else:
+        route = ssh_config.route(spec)
+        host = RemoteHost(spec, open_link(route.hops, spec, cancelled), route.warnings)
+    try:
+        host.prepare()
+    except BaseException:
+        host.close()
+        raise
+    return host
 
 
 def open_link(hops: tuple[ssh_config.Hop, ...], spec: ConnectionSpec, cancelled: Callable[[], bool] = _never) -> Link:

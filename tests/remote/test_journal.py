@@ -150,3 +150,23 @@ def test_old_runs_are_removed_when_one_ends(host: RemoteHost, tmp_path: Path) ->
         host.call(begin(run))
         host.call(Call("journal.finish", {"run": run, "outcome": "done", "keep": 2}))
     assert [one["run"] for one in host.call(Call("journal.list")).result["runs"]] == ["three", "two"]
+
+
+def test_a_run_that_failed_can_be_gone_on_with_and_one_that_is_done_cannot(make_host: MakeHost, tmp_path: Path) -> None:
+    host = make_host()
+    host.call(begin())
+    host.call(writing(tmp_path / "a", b"one", 1))
+    host.call(Call("journal.checkpoint", {"run": RUN, "data": {"pending": ["restart"]}}))
+    host.call(Call("journal.finish", {"run": RUN, "outcome": "failed"}))
+    host.close()
+
+    later = make_host()
+    [found] = later.call(Call("journal.list")).result["runs"]
+    assert (found["outcome"], found["checkpoint"], found["last"]) == ("failed", {"pending": ["restart"]}, 1)
+    later.call(Call("journal.begin", {"run": RUN, "meta": {}, "resume": True}))
+    later.call(writing(tmp_path / "b", b"two", 2))
+    later.call(Call("journal.finish", {"run": RUN, "outcome": "done"}))
+    shown = later.call(Call("journal.show", {"run": RUN})).result
+    assert (shown["outcome"], shown["meta"]["who"], len(shown["log"])) == ("done", "ann", 2)
+    with pytest.raises(RemoteError, match="has ended: done"):
+        later.call(Call("journal.begin", {"run": RUN, "meta": {}, "resume": True}))
