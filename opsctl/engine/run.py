@@ -158,15 +158,15 @@ def execute(plan: Plan, options: Options, emit: Callable[[Event], None], stop: t
     began = time.monotonic()
     clock = _clock(began)
     _confirm(plan, options, ask)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    meta = _meta(plan, options)
     info = RunInfo(
-        run=plan.run, meta=_meta(plan, options, started), check=options.check, cancelled=stop.is_set,
+        run=plan.run, meta=meta, check=options.check, cancelled=stop.is_set,
         lock_wait=options.lock_wait, resume=options.resume is not None,
     )  # fmt: skip
     fleet = Fleet(info, emit, clock, options.at_once)
     names = tuple(h.name for h in plan.hosts)
     emit(RunStarted(at=0.0, run=plan.run, playbook=plan.playbook.name, hosts=names, check=options.check,
-                    started=started, version=__version__, variables=info.meta["vars"]))  # fmt: skip
+                    started=meta["since"], version=__version__, variables=meta["vars"]))  # fmt: skip
     watcher = threading.Thread(target=_cancel_when, args=(stop, fleet), daemon=True)
     watcher.start()
     try:
@@ -252,16 +252,20 @@ class Declined(OpsctlError):
     exit_code = Exit.INTERRUPTED
 
 
-def _meta(plan: Plan, options: Options, started: str) -> dict[str, Any]:
+def holder(run: str, playbook: str) -> dict[str, Any]:
+    """Who we are, for locks and journals."""
     user, node = getpass.getuser(), socket.gethostname()
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    source = os.environ.get("SSH_CONNECTION", node).split()[0]
+    return {"run": run, "who": f"{user}@{node}", "from": source, "playbook": playbook, "since": since}
+
+
+def _meta(plan: Plan, options: Options) -> dict[str, Any]:
     variables = {name: given.untyped for name, given in options.given.items()}
     for stage in plan.stages:
         variables |= stage.given.values
-    return {
-        "run": plan.run, "who": f"{user}@{node}", "from": os.environ.get("SSH_CONNECTION", node).split()[0],
-        "playbook": plan.playbook.name, "digest": plan.playbook.digest, "vars": masked(variables), "since": started,
-        "version": __version__,
-    }  # fmt: skip
+    known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__}
+    return {**holder(plan.run, plan.playbook.name), **known}
 
 
 def _run_name() -> str:

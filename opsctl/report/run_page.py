@@ -96,10 +96,10 @@ def _changes(page: Page, record: Record) -> None:
     )
     for task in tasks:
         for diff in task["diffs"]:
-            page.diff(_lines(diff), f"{task['host']}: {diff['path']}")
+            page.diff(recorded_diff(diff), f"{task['host']}: {diff['path']}")
 
 
-def _lines(diff: dict[str, Any]) -> list[str]:
+def recorded_diff(diff: dict[str, Any]) -> list[str]:
     """A recorded diff as lines. Long and binary files were recorded in part only."""
     if diff.get("secret"):
         return ["(content is secret)"]

@@ -1,0 +1,76 @@
+"""`opsctl history`."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
+from opsctl.errors import Exit
+from opsctl.text import printable
+
+app = typer.Typer()
+
+
+@app.command()
+def history(
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    limit: Annotated[int, typer.Option("--limit-runs", "-n", min=1, help="How many runs to show.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> int:
+    """Past runs: those made from here, or with --host those that hosts know of, whoever made them.
+
+    Example: opsctl history --host blackwell
+    """
+    rows, code = _of_hosts(inventory, host, limit) if host else (_of_this_machine(limit), Exit.DONE)
+    if as_json:
+        typer.echo(json.dumps({"runs": rows}, indent=2))
+        return code
+    if not rows and code is Exit.DONE:
+        typer.echo("no run is recorded here" if host is None else "no run is known there")
+    for row in rows:
+        where = f"{row['host']}  " if "host" in row else ""
+        hosts = f" on {', '.join(row['hosts'])}" if "hosts" in row else f" by {row['who']}"
+        typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {row['outcome']}"))
+    return code
+
+
+def _of_this_machine(limit: int) -> list[dict[str, Any]]:
+    from opsctl.report.record import names, read
+
+    rows = []
+    for name in names()[:limit]:
+        record = read(name)
+        started, ended = record.started, record.ended or {}
+        rows.append({
+            "run": name, "started": started.get("started", "?"), "playbook": started.get("playbook", "?"),
+            "hosts": list(started.get("hosts", ())), "outcome": ended.get("outcome", "did not finish"),
+            "exit_code": ended.get("exit_code"),
+        })  # fmt: skip
+    return rows
+
+
+def _of_hosts(inventory: str | None, host: str, limit: int) -> tuple[list[dict[str, Any]], Exit]:
+    from opsctl.engine import journal
+
+    done = on_each(
+        chosen(inventory, host), lambda remote, _: journal.past_runs(remote.call(journal.list_runs(limit), timeout=60))
+    )
+    rows = [
+        {
+            "host": one.host.name, "run": past.run, "started": _time(past.begun), "playbook": past.playbook,
+            "who": str(past.meta.get("who", "?")), "steps": past.steps,
+            "outcome": past.outcome if past.state == "ended" else past.state,
+        }
+        for one in done
+        for past in one.value or ()
+    ]  # fmt: skip
+    return rows, tell_errors(done)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

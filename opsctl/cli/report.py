@@ -1,0 +1,37 @@
+"""`opsctl report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opsctl.errors import Exit, UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def report(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest.")
+    ] = "last",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the page.")] = Path(
+        "run.html"
+    ),
+) -> int:
+    """A past run as one HTML page: timeline, changes as diffs, measurements, findings. Needs no network to be read.
+
+    Example: opsctl report last -o run.html
+    """
+    from opsctl.report.record import read
+    from opsctl.report.run_page import run_page
+
+    page = run_page(read(run))
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+    typer.echo(f"wrote {out}")
+    return Exit.DONE

@@ -1,0 +1,92 @@
+"""`opsctl rollback`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opsctl.cli.hosts import Done, HostOption, InventoryOption, chosen, on_each, tell_errors
+from opsctl.cli.playing import YesOption, ask
+from opsctl.errors import Exit, UsageError
+from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.engine.journal import PastRun, Report
+    from opsctl.inventory import InventoryHost
+    from opsctl.remote.host import RemoteHost
+
+app = typer.Typer()
+
+
+@app.command()
+def rollback(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Default: the last run on each host.")] = None,
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    yes: YesOption = False,
+) -> int:
+    """Undo a run: every change it made, in reverse order, on every host where it made any.
+
+    Example: opsctl rollback 20260301-101500-ab12
+    """
+    hosts = chosen(inventory, host, _hosts_of(run))
+    looked = on_each(hosts, lambda remote, one: _find(remote, run))
+    found = {d.host.name: d.value for d in looked if d.value}
+    failed = tell_errors(looked)
+    if failed is not Exit.DONE and (not found or run is None):
+        return failed
+    if not found:
+        raise UsageError(f"no host knows of a run {run}" if run else "there is no run to roll back",
+                         hint="opsctl history --host HOST lists them")  # fmt: skip
+    for name, past in found.items():
+        typer.echo(printable(f"{name}: {past.run} ({past.playbook}, by {past.meta.get('who', '?')}): {past.outcome}"))
+    if not yes and not ask(f"Undo {'this run' if len(found) == 1 else 'these runs'}?"):
+        return Exit.INTERRUPTED
+    targets = [h for h in hosts if h.name in found]
+    done = on_each(targets, lambda remote, one: _undo(remote, one, found[one.name]))
+    codes = [_tell(one) for one in done] + [tell_errors(done)]
+    return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
+
+
+def _hosts_of(run: str | None) -> str:
+    """The hosts of a run according to our own record; all hosts if there is none."""
+    from opsctl.report.record import names, read
+
+    if run is None or run not in names():
+        return "all"
+    return ",".join(read(run).started.get("hosts", ())) or "all"
+
+
+def _find(remote: RemoteHost, run: str | None) -> PastRun | None:
+    from opsctl.engine import journal
+
+    runs = journal.past_runs(remote.call(journal.list_runs(100), timeout=60))
+    if run is None:
+        return next((past for past in runs if past.outcome != "rolled-back" and past.steps), None)
+    return next((past for past in runs if past.run == run), None)
+
+
+def _undo(remote: RemoteHost, host: InventoryHost, past: PastRun) -> Report:
+    from opsctl.agent.protocol import Call
+    from opsctl.engine import journal
+    from opsctl.engine.run import holder
+
+    remote.call(Call("lock.take", {"name": "host", "holder": holder(past.run, "rollback"), "wait": 0.0}), timeout=60)
+    call = journal.revert(past.run) if past.state == "supervised" else journal.rollback(past.run, "asked for")
+    told: Any = remote.call(call).result
+    return journal.report(told)
+
+
+def _tell(done: Done[Report]) -> Exit:
+    if done.value is None:
+        return Exit.DONE  # its error is told with the others
+    from opsctl.report.plain import UNDO_WORDS
+
+    for step in done.value.steps:
+        why = f": {step.message}" if step.message else ""
+        typer.echo(printable(f"{done.host.name}: {UNDO_WORDS.get(step.status, step.status)}: {step.task}{why}"))
+    typer.echo(
+        printable(f"{done.host.name}: {'everything is undone' if done.value.whole else 'NOT everything is undone'}")
+    )
+    return Exit.DONE if done.value.whole else Exit.ROLLBACK_FAILED

@@ -1,0 +1,59 @@
+"""`opsctl show`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from opsctl.cli.hosts import HostOption, InventoryOption, the_host
+from opsctl.errors import Exit
+from opsctl.text import printable
+
+app = typer.Typer()
+
+
+@app.command()
+def show(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest.")
+    ] = "last",
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> int:
+    """One past run: as it was recorded here, or with --host as that host's journal has it.
+
+    Example: opsctl show last
+    """
+    if host:
+        return _from_host(run, inventory, host)
+    from opsctl.report.record import read
+
+    record = read(run)
+    if as_json:
+        typer.echo(json.dumps({"run": record.run, "events": list(record.events)}, indent=2))
+        return Exit.DONE
+    from opsctl.report.replay import lines
+
+    for line in lines(record):
+        typer.echo(line)
+    return Exit.DONE
+
+
+def _from_host(run: str, inventory: str | None, host: str) -> int:
+    from opsctl.engine import journal
+    from opsctl.remote.host import connect
+
+    one = the_host(inventory, host)
+    with connect(one.connection()) as remote:
+        if run == "last":
+            past = journal.past_runs(remote.call(journal.list_runs(1), timeout=60))
+            if not past:
+                typer.echo("no run is known there")
+                return Exit.DONE
+            run = past[0].run
+        told = remote.call(journal.show(run), timeout=60).result
+    typer.echo(printable(json.dumps(told, indent=2, ensure_ascii=False)))
+    return Exit.DONE
