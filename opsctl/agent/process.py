@@ -27,6 +27,7 @@ Record = Dict[str, Any]
 TERM_REST = 10.0  # seconds for what the main process leaves behind, after a SIGTERM of its own
 GONE = 100.0  # seconds for killed processes to disappear: the GPU driver may hold them for long
 TICK = 0.1
+WANTED = ("name", "argv", "cwd", "env", "log", "port")  # what a start is asked for; the rest of a record is found
 # The shell waits until the record is durable, and becomes the program with the same pid and start time.
 GATE = 'read -r go && exec "$@" </dev/null'
 _children: List["subprocess.Popen[bytes]"] = []  # started here: they are ours to reap, else they stay as zombies
@@ -78,11 +79,49 @@ def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = Non
     record = _record(name)
     if record is None:
         return {"stopped": False}
-    ran = bool(living(record))
-    save(call, keep, {"stopped": record, "ran": ran})
+    members = living(record)
+    save(call, keep, {"stopped": record, "ran": any(p.pid == record["pid"] for p in members)})
     _end(call, record, wait)
     _forget(name)
-    return {"stopped": ran, "pid": record["pid"]}
+    return {"stopped": bool(members), "pid": record["pid"]}
+
+
+def listener(call: Context, port: int) -> Optional[Dict[str, Any]]:
+    """Whoever listens on a port: {"pid", "command", "start", "leads"}; None if no one does.
+
+    leads: whether it has a process group of its own, so that it can be told from what started it.
+    """
+    found = pids.listener(port)
+    seen = pids.look(found["pid"]) if found and found["pid"] else None
+    if found is None or seen is None:
+        return found
+    return dict(found, start=seen.start, leads=seen.group == seen.pid)
+
+
+def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = None) -> Dict[str, Any]:
+    """Make a record for a process that someone else started, so that it can be stopped, and started again, exactly."""
+    seen = pids.look(pid)
+    if seen is None or seen.start != start:
+        raise AgentError("conflict", "pid %d is not the process that was looked at" % pid, pid=pid)
+    if seen.group != pid:
+        text = "pid %d shares its process group with what started it, and cannot be told from that" % pid
+        raise AgentError("conflict", text, pid=pid)
+    with told("read", "/proc/%d" % pid):
+        argv, environment = _strings(pid, "cmdline"), _strings(pid, "environ")
+        record: Record = {
+            "name": name,
+            "argv": argv,
+            "cwd": os.readlink("/proc/%d/cwd" % pid),
+            "env": dict(pair.split("=", 1) for pair in environment if "=" in pair),
+            "log": os.readlink("/proc/%d/fd/1" % pid),
+            "port": port,
+        }
+    if not os.path.isfile(record["log"]):
+        record["log"] = os.path.join(durable.folder("processes"), name + ".log")
+    record.update(pid=pid, sid=seen.session, group=pid, start=start, boot=pids.boot_id(), uid=pids.owner(pid))
+    record.update(log_offset=0, since=time.time(), exe=pids.executable(pid))
+    durable.write(_path(name), json.dumps(record).encode())
+    return {"adopted": pid}
 
 
 def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str, Any]:
@@ -128,7 +167,9 @@ def living(record: Record) -> List[pids.Process]:
     leader = pids.look(record["pid"])
     if leader is not None and leader.start != record["start"]:
         return []  # the pid is someone else's now; it cannot be while a member of our session lives
-    return [p for p in pids.session(record["sid"]) if p.start >= record["start"]]
+    members = [p for p in pids.session(record["sid"]) if p.start >= record["start"]]
+    group = record.get("group")  # of an adopted process, whose session may hold its owner's shell
+    return members if group is None else [p for p in members if p.group == group]
 
 
 def is_alive(name: str) -> bool:
@@ -168,7 +209,7 @@ def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
     if seen is None:
         raise AgentError("failed", "the process ended before it began")
     record = dict(
-        wanted,
+        {key: wanted[key] for key in WANTED},
         pid=child.pid,
         sid=child.pid,
         start=seen.start,
@@ -235,6 +276,11 @@ def _signal(process: pids.Process, number: int) -> None:
         return
 
 
+def _strings(pid: int, name: str) -> List[str]:
+    with open("/proc/%d/%s" % (pid, name), "rb") as stream:
+        return [os.fsdecode(word) for word in stream.read().rstrip(b"\0").split(b"\0")]
+
+
 def _identity(record: Record) -> List[Any]:
     return [record["pid"], record["start"], record["boot"]]
 
@@ -255,4 +301,12 @@ def _forget(name: str) -> None:
         os.unlink(path)
 
 
-CALLS = {"status": status, "start": start, "stop": stop, "restore": restore, "resume": resume}
+CALLS = {
+    "status": status,
+    "start": start,
+    "stop": stop,
+    "listener": listener,
+    "adopt": adopt,
+    "restore": restore,
+    "resume": resume,
+}

@@ -25,6 +25,7 @@ MODULES: dict[str, str] = {
     "process": "process:Process",
     "raw": "raw:Raw",
     "service": "service:Service",
+    "sglang_server": "sglang_server:SglangServer",
     "shell": "command:Shell",
     "template": "template:Template",
     "wait_for": "wait_for:WaitFor",

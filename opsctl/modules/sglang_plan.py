@@ -1,0 +1,139 @@
+"""Where a host's server lives and what it is to run: from the host's settings and the task's arguments. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
+from opsctl.errors import UsageError
+from opsctl.modules.contract import Site
+from opsctl.modules.fields import Text, reveal
+from opsctl.secret import Secret
+from opsctl.sglang import command
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of a host.
+
+    Attributes:
+        name: of its process record, or of its unit.
+        unit: the systemd unit; None for a plain process.
+        launch: words of its command, before a draft model is put in; None where a unit says it by itself.
+        link: the link that names the release in service.
+    """
+
+    name: str
+    port: int
+    bind: str
+    unit: str | None
+    user_unit: bool
+    launch: list[str] | None
+    env: Mapping[str, Text]
+    cwd: str
+    log: str | None
+    folder: str
+
+    @property
+    def launch_file(self) -> str:
+        return posixpath.join(self.folder, f"launch-{self.port}.sh")
+
+    @property
+    def env_file(self) -> str:
+        return posixpath.join(self.folder, f"launch-{self.port}.env")
+
+    @property
+    def unit_file(self) -> str:
+        """Where opsctl writes the unit; one that the operator wrote is never replaced."""
+        top = "~/.config/systemd/user" if self.user_unit else "/etc/systemd/system"
+        return f"{top}/{self.unit}"
+
+
+def server(site: Site) -> Server:
+    """The server that the inventory describes. Raises UsageError naming the setting that is missing."""
+    settings: Mapping[str, Any] = site.variables.get("sglang") or {}
+    port = int(settings.get("port") or 30000)
+    unit = settings.get("unit")
+    if settings.get("container"):
+        raise UsageError(
+            f"{site.host}: its server is a container ({settings['container']}), which `sglang_server` cannot restart",
+            hint="use `unit` or `launch` in the sglang section of the inventory",
+        )
+    launch = command.words(settings)
+    if launch is None and unit is None:
+        raise UsageError(
+            f"{site.host}: the inventory does not say how its server is started",
+            hint="set `launch` (command or flags) or `unit` in its sglang section",
+        )
+    log = settings.get("log")
+    folder = posixpath.dirname(log) if log else settings.get("weights_root") or settings.get("checkout") or "~"
+    if log is None and unit is None:
+        log = posixpath.join(folder, f"sglang-{port}.log")
+    return Server(
+        name=f"sglang-{port}",
+        port=port,
+        bind=settings.get("bind") or "127.0.0.1",
+        unit=None if unit is None else unit if "." in unit else f"{unit}.service",
+        user_unit=settings.get("unit_scope") == "user",
+        launch=launch,
+        env=settings.get("env") or {},
+        cwd=settings.get("checkout") or "/",
+        log=log,
+        folder=folder.rstrip("/") or "/",
+    )
+
+
+WRITTEN = b"# Written by opsctl"
+
+
+def drafter_of(argv: list[str]) -> str | None:
+    """The draft model that a command names."""
+    for n, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if name in command.DRAFT_FLAGS:
+            return value or (argv[n + 1] if n + 1 < len(argv) else None)
+    return None
+
+
+def launch_text(site: Site, server: Server, argv: list[str]) -> str:
+    """The launch file: what the server is started with, for systemd and for people. It holds no secrets."""
+    plain = {key: value for key, value in server.env.items() if not isinstance(value, Secret)}
+    return _render(site, "launch.sh.j2", name=server.name, cwd=server.cwd, env=plain, argv=argv)
+
+
+def env_text(server: Server) -> str | None:
+    """The secret part of the environment, as systemd reads it; None where there is none."""
+    secret = {key: reveal(value) for key, value in server.env.items() if isinstance(value, Secret)}
+    return "".join(f"{key}={shlex.quote(value)}\n" for key, value in secret.items()) or None
+
+
+def unit_text(site: Site, server: Server, stop_wait: float) -> str:
+    return _render(
+        site,
+        "sglang.service.j2",
+        unit=server.unit,
+        port=server.port,
+        launch_file=server.launch_file,
+        env_file=server.env_file if env_text(server) else None,
+        log=server.log,
+        stop_wait=int(stop_wait),
+        user=server.user_unit,
+    )
+
+
+def _render(site: Site, template: str, **values: Any) -> str:
+    path = site.find("templates", template)
+    environment = SandboxedEnvironment(
+        undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["quote"] = shlex.quote
+    try:
+        return environment.from_string(path.read_text(encoding="utf-8")).render(values)
+    except TemplateError as error:
+        raise UsageError(f"template error: {error.message}", where=str(path)) from None

@@ -1,0 +1,97 @@
+"""The command that serves a host's model, from its settings: words, files and environment. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opsctl.errors import UsageError
+
+DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
+ALGORITHM_FLAG = "--speculative-algorithm"
+# A setting of the host, and the flag that says it; used where `launch` is a mapping that does not say it itself.
+DEFAULTS = (("model_path", "model-path"), ("tp", "tp-size"), ("bind", "host"), ("port", "port"))
+SPELLINGS = {"model-path": ("model",), "tp-size": ("tp", "tensor-parallel-size")}
+
+
+def words(settings: Mapping[str, Any]) -> list[str] | None:
+    """The launch command in `launch`: words, one shell line, or a mapping of flags; None where there is none.
+
+    Raises UsageError for a value that cannot stand in a command.
+    """
+    launch = settings.get("launch")
+    if launch is None:
+        return None
+    if isinstance(launch, str):
+        return shlex.split(launch)
+    if isinstance(launch, Mapping):
+        return _from_flags(settings, launch)
+    return [_word("launch", value) for value in launch]
+
+
+def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
+    """The command with another draft model: its flag is replaced where it stands, else EAGLE-3 is added."""
+    changed: list[str] = []
+    found = False
+    skip = False
+    for word in argv:
+        name = word.partition("=")[0]
+        if skip:
+            skip = False
+        elif name in DRAFT_FLAGS:
+            if not found:
+                changed += [DRAFT_FLAGS[0], drafter]
+            found, skip = True, "=" not in word
+        else:
+            changed.append(word)
+    if not found:
+        if not any(word.partition("=")[0] == ALGORITHM_FLAG for word in changed):
+            changed += [ALGORITHM_FLAG, "EAGLE3"]
+        changed += [DRAFT_FLAGS[0], drafter]
+    return changed
+
+
+def interpreter(settings: Mapping[str, Any]) -> str:
+    """The Python that serves."""
+    environment = settings.get("environment")
+    found = settings.get("python") or (f"{environment.rstrip('/')}/bin/python" if environment else None)
+    return str(found or "python3")
+
+
+def systemd_quoted(argv: Sequence[str]) -> str:
+    """Words for ExecStart=: systemd has its own quotes, and gives a meaning to % and $."""
+    return " ".join(_systemd(word) for word in argv)
+
+
+def _systemd(word: str) -> str:
+    safe = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$").replace("\n", "\\n")
+    return f'"{safe}"' if not safe or any(c in safe for c in " \t'\";\\") else safe
+
+
+def _from_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[str]:
+    named = {str(name).lstrip("-").replace("_", "-"): value for name, value in flags.items()}
+    for setting, flag in DEFAULTS:
+        said = any(spelling in named for spelling in (flag, *SPELLINGS.get(flag, ())))
+        if not said and settings.get(setting) is not None:
+            named[flag] = settings[setting]
+    argv = [interpreter(settings), "-m", "sglang.launch_server"]
+    for name, value in named.items():
+        if value is None or value is False:
+            continue
+        argv.append(f"--{name}")
+        if isinstance(value, list | tuple):
+            argv += [_word(name, each) for each in value]
+        elif value is not True:
+            argv.append(_word(name, value))
+    return argv
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    kind = type(value).__name__
+    raise UsageError(
+        f"`launch` of the host: {name} is a {kind}, which cannot stand in a command",
+        hint="secrets do not belong in a command line, which every user of the host can read: use a --config file",
+    )
