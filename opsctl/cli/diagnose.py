@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +78,9 @@ def _look_there(asked: Asked, inventory: str | None, pattern: str | None, api_ke
     from opsctl.sglang import gather
     from opsctl.sglang.http import Server
 
-    with connect(the_host(inventory, pattern).connection()) as remote:
+    chosen = the_host(inventory, pattern)
+    asked = replace(asked, usual_port=chosen.sglang.port, usual_log=chosen.sglang.log)
+    with connect(chosen.connection()) as remote:
         return gather.look(remote.outcomes, lambda port: Server(remote.http(port), _key(api_key_env)), asked)
 
 

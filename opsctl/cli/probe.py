@@ -174,7 +174,7 @@ def _reached(
         raise UsageError("nothing to probe", hint="give --url http://HOST:PORT, or --host NAME")
     chosen = the_host(inventory, pattern)
     with connect(chosen.connection()) as remote:
-        running = gather.choose(remote.call(Call("servers.find")).result, port)
+        running = gather.choose(remote.call(Call("servers.find")).result, port, chosen.sglang.port)
         if running is None and port is None:
             raise UsageError("no SGLang server runs there", where=chosen.name, hint="`opsctl server start` starts one")
 

@@ -66,8 +66,7 @@ class _Session(paramiko.ServerInterface):
         """A channel that a check below allowed is there now: join it to its port, if it has one."""
         target = self._tunnels.pop(channel.get_id(), None)
         if target is not None:
-            threading.Thread(target=_copy, args=(target.recv, channel.sendall, channel), daemon=True).start()
-            threading.Thread(target=_copy, args=(channel.recv, target.sendall, target), daemon=True).start()
+            threading.Thread(target=_join, args=(channel, target), daemon=True).start()
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -114,9 +113,10 @@ class _Session(paramiko.ServerInterface):
             thread.start()
         threading.Thread(target=_feed, args=(channel, os.dup(process.stdin.fileno())), daemon=True).start()
         process.stdin.close()
-        code = process.wait()
-        for thread in outputs:
-            thread.join()
+        with process.stdout, process.stderr:
+            code = process.wait()
+            for thread in outputs:
+                thread.join()
         with contextlib.suppress(OSError, EOFError):  # the client has gone
             channel.send_exit_status(code if code >= 0 else 128 - code)
             channel.close()
@@ -138,6 +138,15 @@ def _feed(channel: paramiko.Channel, target: int) -> None:
     with contextlib.suppress(OSError), os.fdopen(target, "wb", buffering=0) as pipe:
         while data := channel.recv(_CHUNK):
             pipe.write(data)
+
+
+def _join(channel: paramiko.Channel, target: socket.socket) -> None:
+    """Carry bytes both ways until both sides have said all they had to say."""
+    with target:
+        back = threading.Thread(target=_copy, args=(target.recv, channel.sendall, channel), daemon=True)
+        back.start()
+        _copy(channel.recv, target.sendall, target)
+        back.join()
 
 
 def _copy(read: Callable[[int], bytes], write: Callable[[bytes], None], end: socket.socket | paramiko.Channel) -> None:

@@ -35,13 +35,18 @@ _CONFIG_LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user named; whatever is None is found out."""
+    """What the user named; whatever is None is found out.
+
+    usual_port, usual_log: where the host's server is when it runs, as the inventory says.
+    """
 
     port: int | None = None
     drafter: str | None = None
     target: str | None = None
     log: str | None = None
     probe: Result | None = None
+    usual_port: int | None = None
+    usual_log: str | None = None
 
 
 def here(calls: Sequence[Call]) -> list[Reply | Exception]:
@@ -66,14 +71,14 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     (servers,) = ask([Call("servers.find", {"locate": True})])
     if isinstance(servers, Exception):
         raise servers
-    process = choose(servers.result, asked.port)
+    process = choose(servers.result, asked.port, asked.usual_port)
     started = launch.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
     info, metrics = _served(connect, port or launch.DEFAULT_PORT, notes) if process or asked.port else (None, None)
     # The log tells the settings of a server that is not there any more.
-    log_path = asked.log or (process["log"] if process else None)
-    dead = _scan(ask, asked.log, 0, notes) if asked.log and not process else None
+    log_path = asked.log or (process["log"] if process else asked.usual_log)
+    dead = _scan(ask, log_path, 0, notes) if log_path and not process else None
     told = dict(dead.starts[-1].flags) if dead and dead.starts else {}
     draft = _first(
         asked.drafter,
@@ -89,8 +94,8 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
         wanted["target"] = Call("files.read", {"path": f"{target}/config.json", "limit": _CONFIG_LIMIT})
     if draft:
         wanted["draft"] = Call("checkpoint.gather", {"path": draft, "full": False, "follow_links": True})
-    if log_path and dead is None:
-        tail = max(0, (process["log_size"] if process else 0) - _LOG_TAIL)
+    if log_path and process:
+        tail = max(0, process["log_size"] - _LOG_TAIL)
         wanted["log"] = Call("serverlog.scan", {"path": log_path, "offset": tail})
     answers = dict(zip(wanted, ask(list(wanted.values())), strict=True)) if wanted else {}
     for name, answer in list(answers.items()):
@@ -112,10 +117,15 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     )
 
 
-def choose(servers: Sequence[Mapping[str, Any]], port: int | None) -> Mapping[str, Any] | None:
-    """The server that is meant; None when none runs. Raises UsageError when several do and no port was named."""
+def choose(
+    servers: Sequence[Mapping[str, Any]], port: int | None, usual: int | None = None
+) -> Mapping[str, Any] | None:
+    """The server that is meant; None when none runs. Raises UsageError when several do and no port tells them apart."""
     if port is not None:
         return next((s for s in servers if port_of(s) == port), None)
+    expected = next((s for s in servers if port_of(s) == usual), None)
+    if expected is not None:
+        return expected
     if len(servers) > 1:
         ports = ", ".join(str(port_of(s)) for s in servers)
         raise UsageError(f"{len(servers)} servers run here", hint=f"name one by --port: {ports}")
