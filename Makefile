@@ -20,7 +20,7 @@ help:
 	@echo "make capture-gpu  record this machine's GPU state as a test capture"
 
 demo: $(READY)
-	@$(BIN)/python -m opsctl.practice demo
+	@$(BIN)/opsctl practice demo
 
 test: $(READY) sshd
 	$(BIN)/pytest -n auto -m "not sglang" $(PYTEST_ARGS)

@@ -47,6 +47,7 @@ COMMANDS: dict[str, Entry] = {
     "history": Entry("history", "Past runs on a host.", _SEE),
     "show": Entry("show", "One past run.", _SEE),
     "report": Entry("report", "One past run as a page.", _SEE),
+    "practice": Entry("practice", "A practice host on this machine, to try everything on.", _WRITE),
     "init": Entry("init", "Look at a host and write an inventory and playbooks for it.", _WRITE),
     "inventory": Entry("inventory", "List, check and trust hosts.", _WRITE),
     "lint": Entry("lint", "Check playbooks without touching a host.", _WRITE),
@@ -125,6 +126,8 @@ def _load(name: str, entry: Entry) -> TyperCommand | TyperGroup:
     command = typer.main.get_command(importlib.import_module(f"opsctl.cli.{entry.module}").app)
     assert isinstance(command, TyperCommand | TyperGroup)
     command.name, command.rich_help_panel = name, entry.panel
+    # Completion is installed once, for the whole of opsctl.
+    command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
     return command
 
 
