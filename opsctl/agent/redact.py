@@ -36,7 +36,6 @@ MAX_LINE = 1 << 20  # what is longer is cut: a request body, never a log line wo
 _MARK = b"[REDACTED/"
 _SHORTEST_VALUE = 4
 _CUT = re.compile(rb"[\s'\",;{}\[\]()]")
-_TOGETHER = 64  # lines that a pattern is tried on at once: few enough that its hints are mostly absent
 # Decode, Prefill and plain access lines are most of a server log and hold nothing to hide.
 _ROUTINE = re.compile(
     rb"\[[0-9 :.\-A-Z_]+\] (?:(?:Decode|Prefill) batch[ \w.,:#/()\[\]%+-]*"
@@ -108,28 +107,28 @@ class Redactor:
             if len(line) + dropped > MAX_LINE:
                 lines[i] = _cut(line, dropped)
         self._dropped = 0
-        dirty = [i for i, line in enumerate(lines) if line and (self._identities or not _ROUTINE.match(line))]
-        for first in range(0, len(dirty), _TOGETHER):
-            some = dirty[first : first + _TOGETHER]
-            clean = self._clean(b"\n".join([lines[i] for i in some])).split(b"\n")
-            for i, line in zip(some, clean):
-                lines[i] = line
+        for i, line in enumerate(lines):
+            if line and (self._identities or not _ROUTINE.match(line)):
+                lines[i] = self._clean(line)
         return b"\n".join(lines)
 
-    def _clean(self, block: bytes) -> bytes:
-        """`block` redacted; it keeps its number of lines."""
-        block = self._keys(block)
+    def _clean(self, line: bytes) -> bytes:
+        """One line, redacted. Patterns see a single line, so that it does not matter what else has been read."""
+        line = self._keys(line)
         if self._values:
-            block = self._values.sub(self._known, block)
+            line = self._values.sub(self._known, line)
         if not self._keep_prompts:
-            block = b"\n".join([self._request(line) for line in block.split(b"\n")])
-        lower = block.lower()
+            line = self._request(line)
+        lower = line.lower()
         for rule in RULES:
-            if any(hint in lower for hint in rule.hints) and not (rule.prompt and self._keep_prompts):
-                block = rule.pattern.sub(self._by_rule(rule), block)
+            for hint in rule.hints:
+                if hint in lower:
+                    if not (rule.prompt and self._keep_prompts):
+                        line = rule.pattern.sub(self._by_rule(rule), line)
+                    break
         for rule in self._identities:
-            block = rule.pattern.sub(self._by_rule(rule), block)
-        return block
+            line = rule.pattern.sub(self._by_rule(rule), line)
+        return line
 
     def _by_rule(self, rule: Rule) -> Callable[[Match[bytes]], bytes]:
         def replace(found: Match[bytes]) -> bytes:
@@ -163,22 +162,19 @@ class Redactor:
         kept = b" " + b", ".join(facts) if facts else b""
         return line[: found.end()] + mask("prompt", body) + kept
 
-    def _keys(self, block: bytes) -> bytes:
+    def _keys(self, line: bytes) -> bytes:
         """Private keys, within a line and over lines."""
-        if not self._in_key and b"-----BEGIN" not in block and b"PRIVATE" not in block:
-            return block
-        block = KEY_INLINE.sub(self._key_inline, block)
-        lines = block.split(b"\n")
-        for i, line in enumerate(lines):
-            if self._in_key:
-                lines[i] = self._key_line(line)
-            else:
-                found = KEY_BEGIN.search(line)
-                if found:
-                    self._in_key, self._key_prefix = True, found.start()
-                    self.masked += 1
-                    lines[i] = line[: found.start()] + mask("private-key", line[found.start() :])
-        return b"\n".join(lines)
+        if self._in_key:
+            return self._key_line(line)
+        if b"-----BEGIN" not in line and b"Private-Lines" not in line and b"PuTTY" not in line:
+            return line
+        line = KEY_INLINE.sub(self._key_inline, line)
+        found = KEY_BEGIN.search(line)
+        if not found:
+            return line
+        self._in_key, self._key_prefix = True, found.start()
+        self.masked += 1
+        return line[: found.start()] + mask("private-key", line[found.start() :])
 
     def _key_inline(self, found: Match[bytes]) -> bytes:
         self.masked += 1

@@ -24,7 +24,14 @@ class Rule(NamedTuple):
     keyed: bool = False  # the pattern has a group `key`, which decides with the value
 
 
+# Where a word begins. Text quoted in a log line has its line ends as \\n, which is no letter of the word behind it.
+_BEGIN = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+
+
 def _rule(kind: str, pattern: bytes, *hints: bytes, prompt: bool = False, keyed: bool = False) -> Rule:
+    for boundary in (rb"(?<![A-Za-z0-9])", rb"(?<![A-Za-z0-9_-])", rb"(?<![A-Za-z0-9_])"):
+        if pattern.startswith(boundary) or pattern.startswith(b"(?i)" + boundary):
+            pattern = pattern.replace(boundary, _BEGIN if boundary.endswith(rb"9])") else _BEGIN + rb"(?<![_-])", 1)
     return Rule(kind, re.compile(pattern), hints, prompt, keyed)
 
 
@@ -157,12 +164,14 @@ RULES: Tuple[Rule, ...] = (
     _rule(
         "argument",
         rb"(?i)--(?P<key>[\w-]*(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credentials?"
-        rb"|access[_-]?key|auth))(?:[=\s\x00]+|[\"'],\s*)(?P<q2>\\*[\"']?)(?P<value>(?!--)[^\s'\"\\,\x00\]]+)",
+        rb"|access[_-]?key|auth))(?:[=\s\x00]+|\\+(?:x00|u0000|0)|[\"'],\s*)(?P<q2>\\*[\"']?)(?P<value>(?!--)[^\s'\"\\,\x00\]]+)",
         b"--",
         keyed=True,
     ),
     _rule(
-        "argument", rb"(?<!\S)(?:curl\b.{0,300}?\s)(?:-u|--user)[=\s]*[\"']?[^\s:'\"]+:(?P<value>[^\s'\"]+)", b"curl"
+        "argument",
+        rb"(?<![A-Za-z0-9])(?:curl\b.{0,300}?\s)(?:-u|--user)[=\s]*[\"']?[^\s:'\"]+:(?P<value>[^\s'\"]+)",
+        b"curl",
     ),
     _rule(
         "argument",
@@ -173,7 +182,7 @@ RULES: Tuple[Rule, ...] = (
         b"redis-cli",
         b"docker",
     ),
-    _rule("netrc", rb"(?i)\b(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+(?P<value>\S+)", b"password"),
+    _rule("netrc", rb"(?i)(?:machine\s+\S+|default)\s+login\s+\S+\s+password\s+(?P<value>\S+)", b"password"),
     _rule(
         "docker-auth",
         rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"(?P<value>[^\"]{4,})\"",

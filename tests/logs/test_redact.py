@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_a_secret_does_not_get_through(canary: Canary) -> None:
     out = redact(canary.text + "\n")
     assert not leaks(canary, out), out
     assert "[REDACTED/" in out
+
+
+@pytest.mark.parametrize("canary", CANARIES, ids=lambda c: c.kind)
+def test_a_secret_in_quoted_text_does_not_get_through(canary: Canary) -> None:
+    if "PRIVATE KEY" in canary.kind:
+        return  # one line then: test_a_key_on_one_line
+    out = redact(f"body={json.dumps('first line' + chr(10) + canary.text)}\n")
+    assert not leaks(canary, out), out
 
 
 def test_there_are_at_least_thirty_kinds() -> None:
