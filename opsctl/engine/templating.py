@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, UndefinedError
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, UndefinedError, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.meta import find_undeclared_variables
 from jinja2.nativetypes import NativeCodeGenerator, NativeTemplate
@@ -155,6 +155,11 @@ def names_in_condition(condition: bool | str | Iterable[bool | str]) -> set[str]
     if isinstance(condition, str):
         return set(_names(as_template(condition)))
     return set().union(*(names_in_condition(one) for one in condition))
+
+
+def parse(text: str) -> nodes.Template:
+    """The syntax tree of a template. Raises TemplateError."""
+    return _environment().parse(text)
 
 
 def as_template(expression: str) -> str:

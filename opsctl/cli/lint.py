@@ -1,0 +1,81 @@
+"""`opsctl lint`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from opsctl.cli.hosts import InventoryOption
+from opsctl.errors import Exit, OpsctlError
+from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.engine.lint import Finding
+    from opsctl.inventory import Inventory
+
+app = typer.Typer()
+
+
+@app.command()
+def lint(
+    playbooks: Annotated[list[str], typer.Argument(metavar="PLAYBOOK...", help="Files, or names of playbooks.")],
+    inventory: InventoryOption = None,
+    output: Annotated[
+        Literal["human", "json", "sarif", "github", "gitlab"],
+        typer.Option("--output", "-o", help="How to show findings."),
+    ] = "human",
+) -> int:
+    """Check playbooks without touching a host. Ends with 2 when one cannot be used, with 3 when there are findings.
+
+    Example: opsctl lint playbooks/*.yaml
+    """
+    from opsctl.engine import find
+    from opsctl.engine.lint import lint as findings_of
+
+    loaded = _inventory(inventory)
+    found = [f for name in playbooks for f in findings_of(find.playbook(name), loaded)]
+    _show(found, output, len(playbooks))
+    if any(f.rule == "load" for f in found):
+        return Exit.USAGE
+    return Exit.CHANGES if found else Exit.DONE
+
+
+def _inventory(path: str | None) -> Inventory | None:
+    """The inventory, if there is one. One that is named has to be right; one that is found may be another project's."""
+    from opsctl.inventory import find, load
+
+    if path is None and find() is None:
+        return None
+    try:
+        return load(path)
+    except OpsctlError:
+        if path is not None:
+            raise
+        return None
+
+
+def _show(found: list[Finding], output: str, files: int) -> None:
+    if output == "json":
+        rows = [{**asdict(f), "place": asdict(f.place)} for f in found]
+        typer.echo(json.dumps({"findings": rows}, indent=2))
+    elif output == "sarif":
+        from opsctl.report.sarif import sarif
+
+        typer.echo(sarif(found))
+    elif output in ("github", "gitlab"):
+        from opsctl.report.annotations import Annotation, github, gitlab
+
+        marks = [
+            Annotation(f.level, f.rule, f.message + (f"\n→ {f.hint}" if f.hint else ""), f.place, f.rule) for f in found
+        ]
+        typer.echo("\n".join(map(github, marks)) if output == "github" else gitlab(marks), nl=output == "github")
+    else:
+        for one in found:
+            typer.echo(printable(f"{one.place}: {one.level}: {one.message} [{one.rule}]"))
+            if one.hint:
+                typer.echo(printable(f"    → {one.hint}"))
+        what = f"{len(found)} finding{'' if len(found) == 1 else 's'}" if found else "nothing to say"
+        typer.echo(f"{files} playbook{'' if files == 1 else 's'}: {what}")

@@ -1,0 +1,220 @@
+"""What can be said of a playbook without running it, beyond that it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from opsctl import modules
+from opsctl.engine import find, usage
+from opsctl.engine.loader import load_playbook
+from opsctl.engine.tasks import Play, Playbook
+from opsctl.engine.templating import At
+from opsctl.errors import OpsctlError, Place
+from opsctl.inventory import Inventory
+from opsctl.modules.contract import Action
+from opsctl.secret import Secret
+from opsctl.text import did_you_mean, nearest
+
+Level = Literal["error", "warning", "notice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that lint has found."""
+
+    rule: str
+    level: Level
+    message: str
+    place: Place
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind of finding, as `opsctl doc lint` and SARIF describe it."""
+
+    name: str
+    about: str
+    check: Callable[[Play, frozenset[str]], Iterator[Finding]] | None = None
+
+
+def lint(path: Path, inventory: Inventory | None) -> list[Finding]:
+    """Everything found in the playbook at `path`, in the order of the file."""
+    try:
+        playbook = load_playbook(path)
+    except OpsctlError as error:
+        place = error.where if isinstance(error.where, Place) else Place(str(path))
+        return [Finding("load", "error", error.message, place, error.hint)]
+    found = [f for play in playbook.plays for f in _of_play(play, playbook, inventory)]
+    return sorted(found, key=lambda f: (f.place.file, f.place.line or 0, f.place.column or 0, f.rule))
+
+
+def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Iterator[Finding]:
+    hosts = frozenset(usage.RUN_TIME)
+    if inventory is not None:
+        try:
+            chosen = inventory.select(play.pattern)
+        except OpsctlError as error:
+            yield Finding("hosts", "error", error.message, (play.at / "hosts").place, error.hint)
+            chosen = list(inventory.hosts.values())
+        hosts |= frozenset(name for host in chosen for name in host.variables)
+    for earlier in playbook.plays[: playbook.plays.index(play)]:
+        hosts |= {t.keys.register_ for t in earlier.all_tasks() if t.keys.register_}
+    for rule in RULES:
+        if rule.check is not None:
+            yield from rule.check(play, hosts)
+    if inventory is not None:
+        yield from _undefined(play, hosts)
+    yield from _files(play, playbook.path)
+
+
+def _undefined(play: Play, known: frozenset[str]) -> Iterator[Finding]:
+    names = known | set(play.keys.params) | set(play.keys.vars)
+    names |= {t.keys.register_ for t in play.all_tasks() if t.keys.register_}
+    for use in usage.uses(play):
+        local = names | {n for values, _ in (use.task.variables if use.task else ()) for n in values}
+        local |= {"item"} if use.task and use.task.keys.loop is not None else set()
+        for name in sorted(use.names - use.guarded - local):
+            close = nearest(name, local)
+            hint = f"did you mean {close!r}?" if close else None
+            yield Finding("undefined", "error", f"the variable {name!r} is defined nowhere", use.at.place, hint)
+
+
+def _unused(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    used = {name for use in usage.uses(play) for name in use.names}
+    # A template file may use any of them, and what it holds is known only where its path is.
+    texts = usage.template_files(play)
+    if texts is None:
+        return
+    used |= texts
+    for kind, names in (("params", play.keys.params), ("vars", play.keys.vars)):
+        for name in names:
+            if name not in used:
+                place = play.at.source.key_place((*play.at.path, kind, name))
+                yield Finding("unused", "warning", f"{name!r} is never used", place)
+
+
+def _handlers(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    notified = {name for task in play.all_tasks() for name in task.keys.notify}
+    if any("{{" in name for name in notified):
+        return
+    for handler in play.handlers:
+        if handler.name not in notified:
+            yield Finding("handler", "warning", f"the handler {handler.name!r} is never notified", handler.at.place)
+
+
+def _gates(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    measured: set[str] = set()
+    for task in play.all_tasks():
+        module = modules.get(task.module)
+        if isinstance(module, Action):
+            measured |= set(module.measures)
+    for index, gate in enumerate(play.keys.gates):
+        if gate.measure and gate.measure not in measured:
+            hint = did_you_mean(gate.measure, measured) if measured else "no task of the play measures anything"
+            place = (play.at / "gates" / index / "measure").place
+            yield Finding("gate", "error", f"nothing here can measure {gate.measure!r}", place, hint)
+
+
+# First word of a command -> the module that does the same with check mode and rollback.
+INSTEAD = {
+    "mkdir": "file", "rm": "file", "rmdir": "file", "ln": "file", "chmod": "file", "chown": "file", "touch": "file",
+    "cp": "copy", "install": "copy", "tee": "copy", "sed": "line", "git": "git", "systemctl": "service",
+    "service": "service", "curl": "http", "wget": "http", "nohup": "process", "kill": "process", "pkill": "process",
+    "sleep": "wait_for",
+}  # fmt: skip
+
+
+def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    for task in play.all_tasks():
+        text = task.args.get("cmd")
+        if task.module not in ("command", "shell") or task.args.get("read_only") or not text:
+            continue
+        words = text.split() if isinstance(text, str) else [str(w) for w in text]
+        first = words[0].rpartition("/")[2] if words else ""
+        if first in INSTEAD:
+            message = f"{first} in {task.module}: the module {INSTEAD[first]} can be checked and undone"
+            place = task.at.source.key_place((*task.at.path, task.module))
+            yield Finding("module", "notice", message, place, f"opsctl doc {INSTEAD[first]}")
+
+
+def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    if play.keys.on_failure != "rollback":
+        return
+    for task in play.all_tasks():
+        if task.module == "raw" or (task.module in ("command", "shell") and not usage.can_be_undone(task)):
+            yield Finding("undo", "warning", f"{task.name!r} cannot be undone, and the play promises rollback",
+                          task.at.source.key_place((*task.at.path, task.module)),
+                          "give it `undo`, or `read_only: true` where it changes nothing")  # fmt: skip
+
+
+def _secrets(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    from opsctl.agent.secret_patterns import RULES as SHAPES
+
+    def look(value: Any, at: At, key: str) -> Iterator[Finding]:
+        match value:
+            case dict():
+                for k, v in value.items():
+                    yield from look(v, at / k, k)
+            case list():
+                for i, v in enumerate(value):
+                    yield from look(v, at / i, key)
+            case str() if "{{" not in value and _is_secret(key, value, SHAPES):
+                yield Finding("secret", "error", f"{key!r} looks like a secret in clear", at.place,
+                              "say where it comes from: !env NAME, !file PATH or !cmd [..]")  # fmt: skip
+
+    yield from look(play.keys.vars, play.at / "vars", "vars")
+    for name, param in play.keys.params.items():
+        if not isinstance(param.default, Secret):
+            yield from look({"default": param.default} if name == "default" else param.default,
+                            play.at / "params" / name / "default", name)  # fmt: skip
+    for task in play.all_tasks():
+        yield from look(task.args, task.at_args, task.module)
+        yield from look(task.keys.vars, task.at / "vars", "vars")
+
+
+_SECRET_WORDS = ("password", "passwd", "token", "secret", "api_key", "apikey", "private_key", "passphrase")
+_NO_SECRET = ("path", "file", "name", "url", "dir", "folder")
+
+
+def _is_secret(key: str, value: str, shapes: Any) -> bool:
+    low = key.lower()
+    if value and any(w in low for w in _SECRET_WORDS) and not any(low.endswith(w) for w in _NO_SECRET):
+        return len(value) >= 6 and not value.startswith(("/", "~", "$"))
+    data = value.encode()
+    return any(not rule.keyed and not rule.prompt and rule.pattern.search(data) for rule in shapes)
+
+
+def _files(play: Play, path: Path) -> Iterator[Finding]:
+    """Local files that tasks name in clear and that are not there."""
+    for task in play.all_tasks():
+        src = task.args.get("src")
+        if task.module not in ("copy", "template") or not isinstance(src, str) or "{{" in src:
+            continue
+        try:
+            find.file("templates" if task.module == "template" else "files", src, path)
+        except OpsctlError as error:
+            yield Finding("file", "error", error.message, (task.at_args / "src").place, error.hint)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("load", "The playbook cannot be read: malformed, unknown key or module, wrong type."),
+    Rule("hosts", "The host pattern matches nothing in the inventory."),
+    Rule("undefined", "A variable is used that is defined nowhere (needs the inventory)."),
+    Rule("unused", "A param or variable is defined and never used.", _unused),
+    Rule("handler", "A handler is never notified.", _handlers),
+    Rule("gate", "A gate asks for a measure that no task of the play takes.", _gates),
+    Rule("module", "A command does what a module does better.", _commands),
+    Rule("undo", "A task cannot be undone in a play that promises rollback.", _undo),
+    Rule("secret", "A secret stands in clear.", _secrets),
+    Rule("file", "A local file that a task needs is not there."),
+)
+
+
+def level_counts(findings: list[Finding]) -> Mapping[Level, int]:
+    """How many there are of each level."""
+    levels: tuple[Level, ...] = ("error", "warning", "notice")
+    return {level: sum(f.level == level for f in findings) for level in levels}

@@ -1,0 +1,129 @@
+"""Which variables a play uses, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+
+from opsctl.engine import find, templating
+from opsctl.engine.loader import raw_fields
+from opsctl.engine.tasks import Play, Task
+from opsctl.engine.templating import At
+from opsctl.errors import UsageError
+
+# Variables that the engine itself provides.
+RUN_TIME = (
+    "check_mode", "run_id", "facts", "measures", "failed_task", "result", "inventory_hostname", "group_names", "sglang",
+    "range", "dict", "namespace",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Variables used at one place. `guarded`: those that may be undefined there (`x is defined`, `x | default(1)`)."""
+
+    at: At
+    names: frozenset[str]
+    guarded: frozenset[str]
+    task: Task | None = None
+
+
+def uses(play: Play) -> Iterator[Use]:
+    """Every place of the play where variables are used."""
+    keys, at = play.keys, play.at
+    for name, param in keys.params.items():
+        yield from _in(param.default, at / "params" / name, None)
+    yield from _in(keys.vars, at / "vars", None)
+    yield from _in(keys.confirm, at / "confirm", None)
+    yield from _in(keys.timeout, at / "timeout", None)
+    for index, gate in enumerate(keys.gates):
+        here = at / "gates" / index
+        yield from _in([gate.at_least, gate.at_most], here, None)
+        if gate.that is not None:
+            yield from _in(templating.as_template(gate.that), here / "that", None)
+    for task in play.all_tasks():
+        yield from _of_task(task)
+
+
+def _of_task(task: Task) -> Iterator[Use]:
+    raw = raw_fields(task.module)
+    for key, value in task.args.items():
+        yield from _in(_expressions(value) if key in raw else value, task.at_args / key, task)
+    loop = task.keys.loop
+    yield from _in(templating.as_template(loop) if isinstance(loop, str) else loop, task.at / "loop", task)
+    for values, at in task.variables:
+        yield from _in(values, at, task)
+    for key in ("name", "retries", "delay", "timeout", "notify"):
+        yield from _in(getattr(task.keys, key), task.at / key, task)
+    if task.keys.supervise:
+        yield from _in(task.keys.supervise.confirm_within, task.at / "supervise" / "confirm_within", task)
+    conditions = [*task.conditions]
+    conditions += [
+        (value, task.at / key)
+        for key in ("until", "changed_when", "failed_when")
+        if (value := getattr(task.keys, key)) is not None
+    ]
+    for condition, at in conditions:
+        yield from _in(_expressions(condition), at, task)
+
+
+def _expressions(value: Any) -> Any:
+    """Conditions as templates, so that they can be looked at in the same way."""
+    match value:
+        case str():
+            return templating.as_template(value)
+        case list():
+            return [_expressions(v) for v in value]
+    return value
+
+
+def _in(value: Any, at: At, task: Task | None) -> Iterator[Use]:
+    match value:
+        case str():
+            if templating.is_template(value):
+                names = frozenset(templating.names_used(value))
+                yield Use(at, names, _guarded(value), task)
+        case list() | tuple():
+            for index, one in enumerate(value):
+                yield from _in(one, at / index, task)
+        case dict():
+            for key, one in value.items():
+                yield from _in(one, at / key, task)
+
+
+def _guarded(text: str) -> frozenset[str]:
+    try:
+        tree = templating.parse(text)
+    except TemplateError:
+        return frozenset()
+    guards = [n.node for n in tree.find_all(nodes.Test) if n.name in ("defined", "undefined")]
+    guards += [n.node for n in tree.find_all(nodes.Filter) if n.name in ("default", "d") and n.node is not None]
+    names = {g.name for g in guards if isinstance(g, nodes.Name)}
+    names |= {name.name for g in guards for name in g.find_all(nodes.Name)}
+    return frozenset(names)
+
+
+def template_files(play: Play) -> frozenset[str] | None:
+    """Variables that the template files of the play use; None if one of the files is not known beforehand."""
+    names: set[str] = set()
+    for task in play.all_tasks():
+        if task.module != "template":
+            continue
+        src = task.args.get("src")
+        if not isinstance(src, str) or templating.is_template(src):
+            return None
+        try:
+            text = find.file("templates", src, Path(play.at.source.file)).read_text(encoding="utf-8")
+        except (UsageError, OSError, UnicodeDecodeError):
+            return None
+        names |= templating.names_used(text)
+    return frozenset(names)
+
+
+def can_be_undone(task: Task) -> bool:
+    """Whether a command says how it is taken back, or that there is nothing to take back."""
+    return bool(task.args.get("undo") or task.args.get("read_only"))
