@@ -69,7 +69,7 @@ def probe(
         template = _template(chat_template, info, reached.read)
         measured = measure(reached.server, info, plan, template, _progress())
     summary = summarise(measured, known)
-    noticed = findings(measured, summary, with_key=bool(key))
+    noticed = findings(measured, summary, with_key=bool(key), simulated=reached.simulated)
     result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
     outcomes = gates.judge(wanted, result)
     result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]
@@ -137,11 +137,15 @@ def _baseline(text: str | None) -> Baseline | None:
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """A server, and how to read a file beside it. name: what its results are kept under."""
+    """A server, and how to read a file beside it.
+
+    name: what its results are kept under. simulated: SGLANG_SIMULATE_ACC_LEN of its process, where that can be read.
+    """
 
     name: str
     server: Server
     read: Callable[[str], str | None]
+    simulated: str = ""
 
 
 @contextmanager
@@ -185,7 +189,8 @@ def _reached(
                 return None
 
         with remote.http(port or gather.port_of(running or {})) as http:
-            yield _Reached(chosen.name, Server(http, secret), read)
+            simulated = running["environment"].get("SGLANG_SIMULATE_ACC_LEN", "") if running else ""
+            yield _Reached(chosen.name, Server(http, secret), read, simulated)
 
 
 def _read_here(path: str) -> str | None:

@@ -32,23 +32,28 @@ class Finding:
     hint: str = ""
 
 
-def findings(m: Measurement, s: Summary, with_key: bool = False) -> list[Finding]:
-    """All that is to be said, the gravest first."""
-    found = [*_trust(m, s, with_key), *_meaning(m, s)]
+def findings(m: Measurement, s: Summary, with_key: bool = False, simulated: str = "") -> list[Finding]:
+    """All that is to be said, the gravest first. simulated: SGLANG_SIMULATE_ACC_LEN of the process, where known."""
+    found = [*_simulation(m, simulated), *_trust(m, s, with_key), *_meaning(m, s)]
     order = list(Severity)
     return sorted(found, key=lambda f: -order.index(f.severity))
 
 
-def _trust(m: Measurement, s: Summary, with_key: bool) -> Iterator[Finding]:
-    """Whether the figures are what they look like."""
-    samples = m.levels[0].samples
-    if _simulated(samples):
+def _simulation(m: Measurement, simulated: str) -> Iterator[Finding]:
+    seen = f"SGLANG_SIMULATE_ACC_LEN={simulated} is set for the process" if simulated else ""
+    if _simulated(m.levels[0].samples):
+        seen = seen or f"every answer consists of token {_SIMULATED_TOKEN}"
+    if seen:
         yield Finding(
             "simulated-acceptance",
             Severity.ERROR,
-            f"every answer consists of token {_SIMULATED_TOKEN}: the server simulates acceptance and does not verify",
+            f"{seen}: the server simulates acceptance and does not verify",
             "restart it without SGLANG_SIMULATE_ACC_LEN in its environment; the acceptance here means nothing",
         )
+
+
+def _trust(m: Measurement, s: Summary, with_key: bool) -> Iterator[Finding]:
+    """Whether the figures are what they look like."""
     if m.load_before and (m.load_before.running or m.load_before.waiting):
         yield Finding(
             "busy",

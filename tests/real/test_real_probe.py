@@ -103,6 +103,20 @@ def test_a_server_without_speculation_is_a_baseline(
     assert result["break_even"] == pytest.approx(4 * plain["throughput"]["1"]["per_request"] / tps(result), rel=0.01)
 
 
+def test_simulated_acceptance_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    argv = server.command("0.5.23", "llama", server.MODELS / "drafter-llama", server.free_port())
+    env = server.environ() | {"SGLANG_SIMULATE_ACC_LEN": "3"}
+    with server.serving(argv, env, tmp_path / "server.log") as running:
+        code, result = probe(running.url, tmp_path, capsys)
+        _, told = diagnose(capsys, "--port", str(running.port))
+    assert code == Exit.DONE
+    assert "simulated-acceptance" in {f["id"] for f in result["findings"]}  # from its answers
+    assert told["cause"] == "simulated-acceptance"  # from its environment
+
+
 def test_the_server_renders_chat_or_its_folder_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

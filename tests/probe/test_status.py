@@ -1,0 +1,42 @@
+"""What `server status` says of a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opsctl.sglang.http import ServerInfo
+from opsctl.sglang.status import lines, status
+
+PROCESS: dict[str, Any] = {
+    "pid": 4711,
+    "argv": ["python3", "-m", "sglang.launch_server", "--model", "/m/target", "--port", "30001"],
+    "started": 1000.0,
+    "user": "sglang",
+    "unit": "sglang.service",
+    "container": None,
+    "package": "/srv/sglang/python/sglang",
+    "newest": 900.0,
+    "newest_file": "srt/models/kimi_k25.py",
+    "log": None,
+}
+
+
+def test_a_server_that_is_starting() -> None:
+    found = status(PROCESS, None, now=1075.0)
+    assert (found.port, found.model, found.answers, found.old_code) == (30001, "/m/target", False, False)
+    text = "\n".join(lines(found))
+    assert "unit sglang.service, user sglang, up 1 min 15 s, port 30001" in text
+    assert "starting, or hung" in text
+    assert "OLD" not in text
+
+
+def test_old_code_is_said_with_the_file() -> None:
+    info = ServerInfo(version="0.5.9", model_path="/m/target", speculative_draft_model_path="/m/drafter")
+    found = status(PROCESS | {"newest": 1001.0}, info, now=1002.0)
+    text = "\n".join(lines(found))
+    assert "OLD: srt/models/kimi_k25.py was changed after the start" in text
+    assert "drafter  /m/drafter" in text
+
+
+def test_unknown_age_of_the_code_is_not_guessed() -> None:
+    assert status(PROCESS | {"newest": None}, None, now=1.0).old_code is None
