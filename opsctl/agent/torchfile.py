@@ -13,8 +13,9 @@ from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Optional, Tu
 
 from opsctl.agent.safetensors import BITS, MAX_RANK, MAX_TENSORS, Damaged, Entry, bad_name, elements
 
-MAX_PICKLE = 4 << 20
-MAX_READ = 4 << 20  # largest single read zipfile may make: bounds the central directory
+MAX_PICKLE = 1 << 20
+MAX_OPCODES = 100 * MAX_TENSORS
+MAX_READ = 1 << 20  # largest single read zipfile may make: bounds the central directory
 
 STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
@@ -160,7 +161,9 @@ class _Machine:
         self.memo: Dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(data):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if count > MAX_OPCODES:
+                raise Damaged("count", "over %d opcodes" % MAX_OPCODES)
             name = opcode.name
             if name == "STOP":
                 return self.stack[-1]

@@ -10,7 +10,7 @@ from typing import Any
 from opsctl.agent.protocol import Call
 from opsctl.drafter.case import Case, Serving, converted_name
 from opsctl.drafter.folder import Folder, Reader, Tensor, here
-from opsctl.drafter.view import fingerprint
+from opsctl.drafter.vocab_map import fingerprint
 from opsctl.errors import Unreadable, UsageError
 from opsctl.text import one_line, printable
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import struct
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -41,11 +39,6 @@ def lines(judgement: Judgement) -> Iterator[tuple[str, Verdict | None]]:
     for finding in grave:
         yield "", None
         yield from _finding(finding, judgement.versions, width)
-    facts = [*_mapping(case), *_captured(judgement)] if not judgement.unreadable else []
-    if facts:
-        yield "", None
-        for fact in facts:
-            yield from ((line, None) for line in _wrapped(fact, width, "  "))
     notes = [f for f in judgement.findings if f.verdict is Verdict.NOTE]
     if notes:
         yield "", None
@@ -108,36 +101,6 @@ def _finding(finding: Finding, versions: Sequence[Version], width: int) -> Itera
             yield line, None
     if len(finding.versions) != len(versions):
         yield f"      on {spans(finding.versions, versions)}", None
-
-
-def _mapping(case: Case) -> Iterator[str]:
-    found = case.mapping
-    if found is None:
-        if case.draft is not None and case.draft.draft_vocab and case.draft.draft_vocab == case.vocab:
-            yield f"mapping: none needed, all {case.vocab} ids are drafted"
-        return
-    known = found.ids
-    print_ = f", fingerprint {fingerprint(known)}" if known else ""
-    sure = "certain" if found.certain else "not certain"
-    yield f"mapping: {len(found.served)} of {case.vocab} ids, {found.kind.value} ({sure}: {found.proof}){print_}"
-
-
-def fingerprint(ids: Sequence[int]) -> str:
-    """A short name of a mapping: equal for equal target ids in equal order, however they are stored."""
-    return hashlib.sha256(struct.pack(f"<{len(ids)}q", *ids)).hexdigest()[:16]
-
-
-def _captured(judgement: Judgement) -> Iterator[str]:
-    case = judgement.case
-    groups: dict[tuple[int, ...], list[Version]] = {}
-    for version in judgement.versions:
-        layers = case.captured(version)
-        if layers:
-            groups.setdefault(layers, []).append(version)
-    for layers, found in groups.items():
-        outputs = ", ".join(str(i - 1) for i in layers)
-        where = "" if len(groups) == 1 else f" on {spans(found, judgement.versions)}"
-        yield f"aux hidden states{where}: the output of layers {outputs} will be captured"
 
 
 def spans(found: Sequence[Version], of: Sequence[Version]) -> str:

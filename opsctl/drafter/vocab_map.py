@@ -6,6 +6,8 @@ SGLang computes `hot_token_id = d2t + arange(len(d2t))`: it takes every table fo
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +60,11 @@ class Decision:
         return self.kind in (Kind.OFFSET, Kind.IDENTITY)
 
 
+def fingerprint(ids: Sequence[int]) -> str:
+    """A short name of a mapping: equal for equal target ids in equal order, however they are stored."""
+    return hashlib.sha256(struct.pack(f"<{len(ids)}q", *ids)).hexdigest()[:16]
+
+
 def decode(data: bytes, dtype: str) -> array[int] | None:
     """The integers of a table, None when its dtype is no integer one."""
     code = _INTEGERS.get(dtype)
@@ -96,17 +103,20 @@ def _judge(d2t: Sequence[int], served: Sequence[int], vocab: int, mask: bytes | 
     size = len(d2t)
     if not size:
         return _Judged(Kind.INVALID, True, "the table is empty", None, 0)
+    if not any(d2t) and size == vocab:
+        proof = f"all {size} entries are 0 and both vocabularies have {vocab} ids"
+        return _Judged(Kind.IDENTITY, True, proof, served, 0)
+    kept = _kept(mask, size)
+    seen = _with_witness(d2t, served, kept) if kept is not None else None
+    if seen is not None and seen.kind in (Kind.OFFSET, Kind.ABSOLUTE):
+        return seen
     if not any(d2t):
-        if size == vocab:
-            proof = f"all {size} entries are 0 and both vocabularies have {vocab} ids"
-            return _Judged(Kind.IDENTITY, True, proof, served, 0)
         proof = f"all {size} entries are 0 although only {size} of {vocab} ids are drafted{_default_mask(mask, vocab)}"
         return _Judged(Kind.NEVER_FILLED, True, proof, None, size)
     if size < vocab and all(value == i for i, value in enumerate(d2t)):
         proof = f"entry i is i for all {size}: the default that was never replaced, read as token 2*i"
         return _Judged(Kind.ARANGE, True, proof, None, size - 1)
-    kept = _kept(mask, size)
-    return _without_witness(d2t, served, vocab) if kept is None else _with_witness(d2t, served, kept)
+    return seen if seen is not None else _without_witness(d2t, served, vocab)
 
 
 def _outside(ids: Sequence[int], vocab: int) -> int:

@@ -32,17 +32,15 @@ def mappings(draw: st.DrawFn) -> tuple[list[int], int]:
 def test_offsets_with_a_witness_are_certain(case: tuple[list[int], int]) -> None:
     ids, vocab = case
     found = decide(offsets(ids), vocab, mask(ids, vocab))
-    if any(offsets(ids)):
-        assert (found.kind, found.certain, found.wrong) == (Kind.OFFSET, True, 0)
-        assert found.ids == found.served == tuple(ids)
+    assert (found.kind, found.certain, found.wrong) == (Kind.OFFSET, True, 0)
+    assert found.ids == found.served == tuple(ids)
 
 
 @given(mappings())
 def test_ids_with_a_witness_are_certain(case: tuple[list[int], int]) -> None:
     ids, vocab = case
     found = decide(ids, vocab, mask(ids, vocab))
-    if ids != list(range(len(ids))):
-        assert (found.kind, found.certain, found.ids) == (Kind.ABSOLUTE, True, tuple(ids))
+    assert (found.kind, found.certain, found.ids) == (Kind.ABSOLUTE, True, tuple(ids))
 
 
 @given(mappings(), st.randoms(use_true_random=False))
@@ -52,7 +50,7 @@ def test_never_certain_of_the_wrong_reading(case: tuple[list[int], int], rng: ra
     as_offsets = decide(offsets(ids), vocab)
     assert not (as_offsets.certain and as_offsets.kind is Kind.ABSOLUTE)
     as_ids = decide(ids, vocab)
-    assert as_ids.kind is not Kind.OFFSET
+    assert as_ids.kind is not Kind.OFFSET or ids == list(range(len(ids)))
 
 
 @given(mappings(), st.integers(0, 1 << 30))
@@ -61,7 +59,7 @@ def test_a_row_out_of_place_is_seen_by_the_witness(case: tuple[list[int], int], 
     moved = ids[:]
     i, j = random.Random(seed).sample(range(len(ids)), 2)
     moved[i], moved[j] = moved[j], moved[i]
-    if any(offsets(moved)) and sorted(offsets(moved)) != ids and offsets(moved) != list(range(len(ids))):
+    if sorted(offsets(moved)) != ids:  # or it would be a list of ids by chance
         found = decide(offsets(moved), vocab, mask(ids, vocab))
         assert (found.kind, found.wrong) == (Kind.ROW_ORDER, 2)
 

@@ -43,6 +43,7 @@ CHECKS = (
     Check((13,), "one vocabulary", target.vocabulary, "llama.py set_embed; vllm #34583"),
     Check((14,), "hidden size of the target", target.hidden, "llama_eagle3.py fc"),
     Check((16, 17, 18, 19), "aux layers", target.aux_layers, "deepseek_v2.py set_eagle3_layers_to_capture; #25454"),
+    Check((0,), "target known", target.known, ""),
     Check((0,), "target can capture", target.capture, "kimi_k25.py; #19689, #22836"),
     Check((37,), "trained for this target", target.provenance, "speculators config"),
     Check((38,), "attention backend", target.attention, "#20298, #21969, #23490"),

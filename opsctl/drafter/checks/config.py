@@ -77,6 +77,10 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
             "the key is absent: AttributeError when the class is built",
             f'"draft_vocab_size": {_head_rows(case)} (the rows of lm_head), or null to borrow the head of the target',
         )
+    ids = draft.eagle.get("eagle_aux_hidden_state_layer_ids")
+    if ids is not None and draft.aux_ids is None:
+        detail, key = f"{ids!r:.60}: not a list of whole numbers", "eagle_config.eagle_aux_hidden_state_layer_ids"
+        yield Finding("aux-layers", Verdict.LOAD_ERROR, key, detail, "list the layer numbers")
     if draft.layers != 1 and (draft.mla or version not in v.MULTI_LAYER):
         limit = "this class has one layer" if draft.mla else f"several layers need SGLang {v.MULTI_LAYER.since}"
         detail = f"{draft.layers}: ValueError 'EAGLE3 currently only supports 1 layer'; {limit}"

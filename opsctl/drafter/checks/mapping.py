@@ -8,7 +8,7 @@ from opsctl.drafter.case import Case
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
-from opsctl.drafter.vocab_map import Decision, Kind
+from opsctl.drafter.vocab_map import Decision, Kind, fingerprint
 
 _EFFECT = {
     Kind.ABSOLUTE: "absolute target ids, but SGLang adds arange to them",
@@ -74,7 +74,10 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
     if found.kind is Kind.AMBIGUOUS:
         remedy = "compare with a checkpoint that has t2d: opsctl drafter compare"
         yield Finding("d2t-kind", Verdict.NOTE, d2t.name, f"offsets or ids, not decidable: {found.proof}", remedy)
-    elif not found.sound:
+    elif found.sound:
+        detail = f"{found.kind.value} ({certain}): {found.proof}; fingerprint {fingerprint(found.served)}"
+        yield Finding("d2t-kind", Verdict.NOTE, d2t.name, detail)
+    else:
         remedy = "get d2t of the run that trained this head"
         if found.kind is Kind.ABSOLUTE:
             remedy = f"opsctl drafter convert {case.folder.path} NEW --to sglang  (turns the ids into offsets)"

@@ -45,8 +45,8 @@ def missing(case: Case, version: Version) -> Iterator[Finding]:
     if case.draft is None or not case.builds(version):
         return
     loaded = case.load(version)
-    meant = {_normal(tensor.name) for tensor in loaded.unused}
-    empty = [s for s in loaded.empty if s.required and not any(n == s.name or n.endswith("." + s.name) for n in meant)]
+    meant = {tail for tensor in loaded.unused for tail in _tails(tensor.name)}
+    empty = [slot for slot in loaded.empty if slot.required and slot.name not in meant]
     for slot in list(empty):
         if slot.name == "lm_head.weight":
             empty.remove(slot)
@@ -91,15 +91,16 @@ def _normal(name: str) -> str:
     return re.sub(r"(^|\.)layers\.0\.", r"\1midlayer.", name)
 
 
+def _tails(name: str) -> list[str]:
+    """The name and what is left of it without its first parts; no slot has more than six parts."""
+    parts = _normal(name).split(".")[-6:]
+    whole = [_normal(name)] if len(parts) == 6 else []
+    return whole + [".".join(parts[i:]) for i in range(len(parts))]
+
+
 def _meant(name: str, empty: dict[str, Slot]) -> Slot | None:
     """The empty slot a skipped name was made for."""
-    normal = _normal(name)
-    while True:
-        if normal in empty:
-            return empty[normal]
-        _, dot, normal = normal.partition(".")
-        if not dot:
-            return None
+    return next((empty[tail] for tail in _tails(name) if tail in empty), None)
 
 
 def _prefix(name: str, slot: Slot) -> str:

@@ -185,6 +185,9 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
             f"no base named: 10000 is used, the target has {rope_base(theirs):g}",
             "name the base the drafter was trained with",
         )
+    elif meant.theta is not None and theirs.theta is not None and meant.theta != theirs.theta:
+        detail = f"{meant.theta:g}, the target has {theirs.theta:g}: right if it was trained so"
+        yield Finding("rope-base", Verdict.NOTE, "rope_theta", detail)
     if meant.scaling == "default" and theirs.scaling != "default":
         detail = (
             f"the target scales rope ({theirs.scaling[:20]}), the drafter does not: right if it was"

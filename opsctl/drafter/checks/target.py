@@ -43,6 +43,13 @@ def capture(case: Case, version: Version) -> Iterator[Finding]:
             )
 
 
+def known(case: Case, version: Version) -> Iterator[Finding]:
+    """What is left out when nothing is known of the target."""
+    if case.target is None:
+        detail = "not given: vocabulary, hidden size, aux layers, dtype and context length were not compared with it"
+        yield Finding("target", Verdict.NOTE, "target", detail, "--target FOLDER")
+
+
 def vocabulary(case: Case, version: Version) -> Iterator[Finding]:
     """Row 13: one vocabulary."""
     if case.draft is None or case.text is None or not case.draft.vocab or not case.text.vocab:
@@ -85,6 +92,7 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if len(recorded) != count:
         yield _narrow(draft, layers, recorded, count, n)
         return
+    yield _captured(layers)
     if ids is None:
         yield from _misplaced(draft, layers)
         return
@@ -107,6 +115,12 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
             f" instead of {_list(meant)}",
             f'"eagle_aux_hidden_state_layer_ids": {_list([i - 1 for i in meant])} (output style, for all versions)',
         )
+
+
+def _captured(layers: Sequence[int]) -> Finding:
+    outputs = _list([layer - 1 for layer in layers])
+    detail = f"the server captures the output of layers {outputs} (the input of {_list(layers)})"
+    return Finding("aux-layers", Verdict.NOTE, "aux hidden states", detail)
 
 
 def _narrow(draft: Settings, layers: Sequence[int], recorded: Sequence[int], count: int, n: int) -> Finding:
