@@ -179,8 +179,11 @@ def apply_diff(call: Context, root: str, check: bool = False, reverse: bool = Fa
     backwards, forwards = ((), ("--reverse",)) if reverse else (("--reverse",), ())
     if attempt("--check", *backwards).returncode == 0:
         return {"applies": True, "already": True, "message": ""}
-    three_way = ("--3way",) if tracked else ()
-    dry = attempt("--check", *three_way, *forwards)
+    # The three-way merge goes through git's index; it is for diffs that do not apply without it.
+    dry = attempt("--check", *forwards)
+    three_way = ("--3way",) if tracked and dry.returncode else ()
+    if three_way:
+        dry = attempt("--check", *three_way, *forwards)
     message = dry.stderr.decode("utf-8", "replace").strip()
     if dry.returncode or check or "with conflicts" in message:
         return {

@@ -23,6 +23,9 @@ def check(
         str | None, typer.Option("--for-target", metavar="CLASS", help="Only what this target model class needs.")
     ] = None,
     patches: Annotated[list[str] | None, typer.Option("--patch", help="Only this patch; may be repeated.")] = None,
+    own: Annotated[
+        Path | None, typer.Option("--own", metavar="FOLDER", help="Also the project's patches in this folder.")
+    ] = None,
     as_json: Annotated[bool, _JSON] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change, as a unified diff.")] = False,
 ) -> int:
@@ -30,19 +33,26 @@ def check(
 
     Exit code 0: nothing is needed, 3: a patch is needed, 8: a patch is in conflict with the tree.
     """
+    from opsctl import patchfiles
+    from opsctl.agent.protocol import Call
     from opsctl.sglang import patchset
     from opsctl.sglang.tree import here, load
 
-    chosen = patchset.select(patches or (), target=for_target)
-    plan = patchset.plan(load(here, str(tree), patchset.classes(chosen)), chosen)
+    extra = patchfiles.read(own) if own else patchfiles.Own()
+    chosen = (*patchset.select(patches or (), target=for_target), *extra.states)
+    found = load(here, str(tree), patchset.classes(chosen), patchset.files(chosen))
+    plan = patchset.plan(found, chosen)
+    answers = [here(Call("source.apply_diff", {"root": found.root, "check": True}, d.text)).result for d in extra.diffs]
+    judged = (patchset.judged_diff(d.name, answer) for d, answer in zip(extra.diffs, answers, strict=True))
+    report = patchset.Report(found, (*plan.report.entries, *judged))
     if as_json:
-        typer.echo(json.dumps(plan.report.to_json(), indent=2))
-        return plan.report.exit_code
-    _tell(plan.report)
+        typer.echo(json.dumps(report.to_json(), indent=2))
+        return report.exit_code
+    _tell(report)
     if diff and plan.edits:
         typer.echo()
         typer.echo(printable(plan.diff()), nl=False)
-    return plan.report.exit_code
+    return report.exit_code
 
 
 @app.command("list")

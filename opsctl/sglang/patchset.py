@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from opsctl.errors import Exit, UsageError
 from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
 from opsctl.sglang.patches.base import Settled
+from opsctl.sglang.patches.capture import Delegation
+from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.tree import SourceTree, unknown_class
 from opsctl.text import did_you_mean
 
@@ -111,18 +114,34 @@ def select(names: Sequence[str] = (), *, target: str | None = None) -> tuple[Pat
     return (KIMI_K25 if target == KIMI_K25.class_name else eagle3_capture(target), *about)
 
 
+def judged_diff(name: str, answer: Mapping[str, Any]) -> Entry:
+    """A unified diff on a tree, from what `source.apply_diff` said in check mode."""
+    if answer["already"]:
+        return Entry(name, Status.APPLIED, None, None, "the tree has what the diff adds, and not what it removes")
+    message = " ".join(str(answer["message"]).split())
+    if answer["applies"]:
+        return Entry(name, Status.NEEDED, None, None, "the diff applies" + (f": {message}" if message else ""))
+    place = re.search(r"patch failed: (\S+):(\d+)", message)
+    file, line = (place[1], int(place[2])) if place else (None, None)
+    return Entry(name, Status.CONFLICT, file, line, f"the diff does not apply: {message}")
+
+
+def files(patches: Iterable[Patch]) -> tuple[str, ...]:
+    """The files that the patches must see, beside those that every tree is asked for."""
+    return tuple(p.path for p in patches if isinstance(p, EndState))
+
+
 def classes(patches: Iterable[Patch]) -> tuple[str, ...]:
     """The model classes whose source the patches must see."""
-    return tuple(p.class_name for p in patches if hasattr(p, "class_name"))
+    return tuple(p.class_name for p in patches if isinstance(p, Delegation))
 
 
 def status(tree: SourceTree, patches: Iterable[Patch]) -> Report:
     """Each patch against the tree as it is. Raises UsageError for a target class that no tree file defines."""
     entries = []
     for patch in patches:
-        name = getattr(patch, "class_name", None)
-        if name and patch is not KIMI_K25 and not tree.classes.get(name):
-            raise unknown_class(tree, name)
+        if isinstance(patch, Delegation) and patch is not KIMI_K25 and not tree.classes.get(patch.class_name):
+            raise unknown_class(tree, patch.class_name)
         entries.append(_entry(tree, patch.name, finding(patch, tree)))
     return Report(tree, tuple(entries))
 

@@ -15,6 +15,8 @@ from opsctl.text import nearest
 
 Reader = Callable[[Call], Reply]
 
+PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
+
 DRAFTER = "srt/models/llama_eagle3.py"
 LLAMA = "srt/models/llama.py"
 KIMI = "srt/models/kimi_k25.py"

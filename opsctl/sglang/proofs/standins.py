@@ -169,6 +169,7 @@ def prove_d2t_guard(files, proof):
     sound = {
         "offsets": [0, 0, 1, 1, 5, 5, 9, 9],
         "offsets in another order": [9, 9, 9, -3, -3, -3, 0, 0],
+        "offsets that could be ids": [0, 3, 6, 9, 12, 15, 18, 21],
     }
     for what, table in sound.items():
         drafter = Drafter(files, proof)

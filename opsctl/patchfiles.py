@@ -1,0 +1,98 @@
+"""The project's own patches: end states as YAML and unified diffs, from its `patches/` folder.
+
+# patches/my-vl-capture.yaml
+reason: MyVL does not pass the capture calls on
+file: srt/models/my_vl.py
+class: MyVLForConditionalGeneration
+functions:
+  - code: |
+      def get_embed_and_head(self):
+          return self.language_model.get_embed_and_head()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from opsctl.errors import UsageError
+from opsctl.schema_errors import validate
+from opsctl.sglang.patches.own import EndState, Wanted, function_in
+from opsctl.sglang.tree import PREFIXES
+from opsctl.yaml_source import read_yaml
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_MOST = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """A unified diff, named after its file."""
+
+    name: str
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a folder holds, in the order of the file names."""
+
+    states: tuple[EndState, ...] = ()
+    diffs: tuple[Diff, ...] = ()
+
+
+class _Function(BaseModel):
+    model_config = _STRICT
+    code: str
+    instead_of: str | None = None
+
+    @field_validator("code", "instead_of")
+    @classmethod
+    def _one_function(cls, text: str | None) -> str | None:
+        if text is not None:
+            try:
+                function_in(text)
+            except SyntaxError as error:
+                raise ValueError(f"not one Python function: {error.msg}") from None
+        return text
+
+
+class _File(BaseModel):
+    model_config = _STRICT
+    reason: str
+    file: str
+    class_name: str | None = Field(None, alias="class")
+    functions: list[_Function] = Field(min_length=1)
+
+
+def read(folder: Path) -> Own:
+    """The patches of a folder: *.yaml and *.patch. Raises UsageError with the place of what is wrong."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", hint="it holds *.yaml end states and *.patch diffs")
+    return Own(
+        tuple(_state(path) for path in sorted(folder.glob("*.yaml"))),
+        tuple(_diff(path) for path in sorted(folder.glob("*.patch"))),
+    )
+
+
+def _state(path: Path) -> EndState:
+    source = read_yaml(path)
+    found: _File = validate(_File, source.value, source)
+    inside = found.file
+    for prefix in PREFIXES:
+        inside = inside.removeprefix(f"{prefix}/") if prefix else inside
+    wanted = []
+    for index, function in enumerate(found.functions):
+        if function.instead_of and function_in(function.instead_of).name != function_in(function.code).name:
+            raise UsageError("instead_of is a function of another name", where=source.place(("functions", index)))
+        wanted.append(Wanted(function.code, function.instead_of))
+    return EndState(path.stem, found.reason, inside, found.class_name, tuple(wanted))
+
+
+def _diff(path: Path) -> Diff:
+    text = path.read_bytes()
+    if len(text) > _MOST or (b"\n@@ " not in text and b"GIT binary patch" not in text):
+        raise UsageError(f"{path} is not a unified diff", hint="make it with git diff")
+    return Diff(path.stem, text)

@@ -1,0 +1,192 @@
+"""A project's own patches: end states and diffs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opsctl import patchfiles
+from opsctl.agent.protocol import Call
+from opsctl.cli.patch import app
+from opsctl.errors import UsageError
+from opsctl.sglang import patchset
+from opsctl.sglang.tree import here, load
+from tests.sglang_source.conftest import MakeTree
+from tests.sglang_source.releases import git
+
+FILE = "python/sglang/srt/models/llama_eagle3.py"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-patch.md"
+
+ADD = """
+reason: a test
+file: srt/models/llama_eagle3.py
+class: LlamaForCausalLMEagle3
+functions:
+  - code: |
+      def describe(self):
+          return "eagle3"
+"""
+REPLACE = """
+reason: a test
+file: python/sglang/srt/models/llama_eagle3.py
+class: LlamaForCausalLMEagle3
+functions:
+  - instead_of: |
+      def get_hot_token_id(self):
+          return self.hot_token_id
+    code: |
+      def get_hot_token_id(self):
+          return self.hot_token_id.clone()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "patches"
+    made.mkdir()
+    return made
+
+
+def word(root: Path, folder: Path) -> list[str]:
+    states = patchfiles.read(folder).states
+    return [e.status.value for e in patchset.status(load(here, str(root), (), patchset.files(states)), states).entries]
+
+
+@pytest.mark.parametrize("text", [ADD, REPLACE], ids=["add", "replace"])
+def test_an_end_state_is_applied_once(text: str, folder: Path, copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    (folder / "mine.yaml").write_text(text)
+    states = patchfiles.read(folder).states
+    plan = patchset.plan(load(here, str(root)), states)
+    (edit,) = plan.edits
+    assert edit.path == FILE
+    (root / FILE).write_bytes(edit.after)
+    assert word(root, folder) == ["applied"]
+    (root / FILE).write_bytes(
+        edit.after.replace(b"    def describe(self):\n", b"    def describe(self):  # hand-made\n\n")
+    )
+    assert word(root, folder) == ["applied"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "expected"),
+    [
+        (ADD, "    def describe(self):\n        return 1\n\n    def get_hot_token_id", "conflict"),
+        (REPLACE, "    def get_hot_token_id(self):\n        return 7\n\n    def other", "conflict"),
+        (REPLACE, "    def other", "conflict"),
+        (ADD.replace("LlamaForCausalLMEagle3", "Nowhere"), "    def get_hot_token_id", "not-applicable"),
+        (ADD.replace("llama_eagle3.py", "nowhere.py"), "    def get_hot_token_id", "not-applicable"),
+    ],
+)
+def test_an_end_state_that_does_not_fit(text: str, found: str, expected: str, folder: Path, copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    (folder / "mine.yaml").write_text(text)
+    source = (root / FILE).read_text()
+    (root / FILE).write_text(source.replace("    def get_hot_token_id", found))
+    assert word(root, folder) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (ADD.replace("class:", "clas:"), r"mine\.yaml:4:1.*clas"),
+        (
+            ADD.replace('def describe(self):\n          return "eagle3"', "x = 1"),
+            r"mine\.yaml:6:11.*not one Python function",
+        ),
+        (
+            REPLACE.replace(
+                "def get_hot_token_id(self):\n          return self.hot_token_id\n    code", "def x(): 0\n    code"
+            ),
+            "another name",
+        ),
+        ("reason: [", "malformed YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_its_place(text: str, told: str, folder: Path) -> None:
+    (folder / "mine.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        patchfiles.read(folder)
+    assert re.search(told, f"{caught.value} {caught.value.hint}"), caught.value
+
+
+def test_the_examples_of_the_guide_work(folder: Path, copy_of: MakeTree) -> None:
+    first, second = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (folder / "a.yaml").write_text(first)
+    (folder / "b.yaml").write_text(
+        f"reason: a test\nfile: srt/models/llama_eagle3.py\nclass: LlamaForCausalLMEagle3\n{second}"
+    )
+    assert word(copy_of("0.5.9"), folder) == ["not-applicable", "needed"]
+
+
+def apply(root: Path, diff: bytes, *, check: bool = False, reverse: bool = False) -> dict[str, object]:
+    return dict(here(Call("source.apply_diff", {"root": str(root), "check": check, "reverse": reverse}, diff)).result)
+
+
+@pytest.mark.parametrize("under_git", [True, False])
+def test_a_diff_is_applied_and_taken_back(under_git: bool, copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    before = (root / FILE).read_bytes()
+    if under_git:
+        git(root, "init", "-q")
+        git(root, "add", ".")
+        git(root, "commit", "-qm", "as released")
+    diff = patchset.plan(load(here, str(root)), patchset.select(["eagle3-loader-names"])).diff().encode()
+    assert apply(root, diff, check=True) == {"applies": True, "already": False, "message": ""}
+    assert (root / FILE).read_bytes() == before
+    assert apply(root, diff)["applies"]
+    assert b'replace("layers.0.", "midlayer.")' in (root / FILE).read_bytes()
+    assert apply(root, diff, check=True)["already"]
+    assert apply(root, diff, reverse=True)["applies"]
+    assert (root / FILE).read_bytes() == before
+
+
+def test_a_diff_of_an_older_file_is_merged_by_git(copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "as released")
+    path = root / FILE
+    stock = path.read_text()
+    path.write_text(stock.replace("EAGLE3 currently only supports 1 layer", "one layer only"))
+    diff = git(root, "diff").encode() + b"\n"
+    # The tree has moved on: the lines around the change are others now.
+    path.write_text(
+        stock.replace("        self.pp_group = get_pp_group()\n\n", "        self.pp_group = get_pp_group()\n")
+    )
+    git(root, "commit", "-qam", "moved on")
+    assert apply(root, diff, check=True)["applies"]
+    assert "one layer only" not in path.read_text()
+    assert apply(root, diff)["applies"]
+    assert "one layer only" in path.read_text()
+
+    path.write_text(stock.replace("EAGLE3 currently only supports 1 layer", "another text"))
+    git(root, "commit", "-qam", "other text")
+    before = path.read_bytes()
+    assert not apply(root, diff)["applies"]
+    assert path.read_bytes() == before
+
+
+def test_check_with_own_patches(folder: Path, copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    (folder / "state.yaml").write_text(ADD)
+    diff = patchset.plan(load(here, str(root)), patchset.select(["eagle3-loader-names"])).diff()
+    (folder / "fits.patch").write_text(diff)
+    (folder / "stale.patch").write_text(
+        diff.replace("        for name, loaded_weight in weights:", "        for tensor in weights:")
+    )
+    result = CliRunner().invoke(
+        app, ["check", "--tree", str(root), "--own", str(folder), "--json"], standalone_mode=False
+    )
+    entries = {p["name"]: p for p in json.loads(result.stdout)["patches"]}
+    assert {name: entries[name]["status"] for name in ("state", "fits", "stale")} == {
+        "state": "needed",
+        "fits": "needed",
+        "stale": "conflict",
+    }
+    assert entries["stale"]["file"] == FILE
+    assert result.return_value == 8
