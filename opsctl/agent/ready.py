@@ -17,6 +17,7 @@ from opsctl.agent.wait import Alive, Stall, Watch, log_of
 
 TICK = 0.2
 REPORT = 0.5
+ASK = 1.0  # seconds between health checks
 HEALTH_LIMIT = 25.0  # seconds: the server gives up its own check after 20 (SGLANG_HEALTH_CHECK_TIMEOUT)
 
 PHASES: Tuple[Tuple[Pattern[str], str], ...] = (
@@ -27,6 +28,7 @@ PHASES: Tuple[Tuple[Pattern[str], str], ...] = (
     (re.compile(r"Uvicorn running on|Application startup complete"), "warming up"),
     (re.compile(r"The server is fired up and ready to roll"), "ready"),
 )
+OURS = re.compile(r'"GET /health')  # the server's note of our own question: no sign of progress
 FRACTION = re.compile(r"(?:Loading safetensors|Capturing batches|Multi-thread loading).*?(\d{1,3})%")
 # The launcher says this when a worker has died, and ends soon after.
 FATAL = re.compile(r"Received sigquit from a child process|Initialization failed\. warmup error|SIGQUIT received")
@@ -40,9 +42,13 @@ class Progress:
         self.phase = "starting"
         self.fraction: Optional[float] = None
         self.cause: Optional[str] = None
+        self.lines, self.last = 0, ""
 
     def read(self, line: str) -> None:
         """Take one line in. Raises AgentError where it says that the start has failed."""
+        if OURS.search(line):
+            return
+        self.lines, self.last = self.lines + 1, line
         for pattern, phase in PHASES:
             if pattern.search(line) and phase != self.phase:
                 self.phase, self.fraction = phase, None
@@ -76,6 +82,7 @@ def wait(
     tail = _tail(log, offset, alive)
     progress, watch, still = Progress(), Watch(alive), Stall(stall)
     began = reported = time.monotonic()
+    asked, seen = 0.0, ""
     phases: Dict[str, float] = {}
     try:
         while True:
@@ -83,12 +90,13 @@ def wait(
             for line in tail.lines() if tail else ():
                 progress.read(line)
                 phases.setdefault(progress.phase, round(waited, 1))
-            seen = _health(call, host, port)
+            if time.monotonic() - asked >= ASK:
+                seen, asked = _health(call, host, port), time.monotonic()
             if seen == "ready":
                 return {"seconds": round(time.monotonic() - began, 1), "phases": phases}
             _look(call, watch, progress)
             if tail:
-                still.look(tail)
+                still.look(tail.path, progress.lines, progress.last)
             if call.cancelled():
                 raise AgentError("failed", "cancelled after waiting %.0f s for the server" % waited)
             if waited >= timeout:
@@ -96,7 +104,7 @@ def wait(
                 raise AgentError("timeout", progress.failure(text), phase=progress.phase)
             if time.monotonic() - reported >= REPORT:
                 reported = time.monotonic()
-                note = tail.last[:300] if tail else seen
+                note = progress.last[:300] or seen
                 told = {"phase": progress.phase, "fraction": progress.fraction, "note": note}
                 call.progress(dict(told, waited=round(waited, 1), timeout=timeout))
             time.sleep(TICK)

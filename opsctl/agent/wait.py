@@ -115,7 +115,7 @@ def log(
                 raise AgentError("failed", "the log says: %s" % line[:500], line=line, path=path)
             if re.search(pattern, line):
                 return {"line": line}, line
-        still.look(tail)
+        still.look(tail.path, tail.bytes, tail.last)
         return None, tail.last
 
     try:
@@ -138,15 +138,15 @@ class Stall:
     """Notices a log that stands still."""
 
     def __init__(self, limit: Optional[float]) -> None:
-        self._limit, self._bytes, self._since = limit, -1, time.monotonic()
+        self._limit, self._seen, self._since = limit, -1, time.monotonic()
 
-    def look(self, tail: Tail) -> None:
-        """Raises AgentError when nothing new has come for too long."""
-        if tail.bytes != self._bytes:
-            self._bytes, self._since = tail.bytes, time.monotonic()
+    def look(self, path: str, seen: int, last: str) -> None:
+        """Raises AgentError when what has been `seen` (bytes, lines) has not grown for too long."""
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
         elif self._limit is not None and time.monotonic() - self._since > self._limit:
-            said = "; its last line: %s" % tail.last[:300] if tail.last else ""
-            raise AgentError("timeout", "nothing new in %s for %g s%s" % (tail.path, self._limit, said), stalled=True)
+            said = "; its last line: %s" % last[:300] if last else ""
+            raise AgentError("timeout", "nothing new in %s for %g s%s" % (path, self._limit, said), stalled=True)
 
 
 class Watch:

@@ -1,0 +1,186 @@
+"""Serving a model: a real change of servers with the practice server, and its taking back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl import practice
+from opsctl.agent import process
+from opsctl.agent.protocol import AgentError
+from opsctl.errors import Conflict, UsageError
+from opsctl.secret import Secret
+from tests.modules.conftest import InProcess, Play
+from tests.modules.test_process import nothing_left, until
+
+ROOT = Path(__file__).parents[2]
+TREE = Path(practice.__file__).with_name("tree") / "python"
+__all__ = ["nothing_left"]
+
+
+class Served:
+    """A host below a folder: releases, a log, and settings as in an inventory."""
+
+    def __init__(self, top: Path, play: Play, project: Path) -> None:
+        self.top, self.play = top, play
+        shutil.copytree(ROOT / "templates", project)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        (top / "logs").mkdir()
+        (top / "model").mkdir()
+        (top / "model" / "config.json").write_text("{}")
+        self.settings: dict[str, Any] = {
+            "port": self.port,
+            "python": sys.executable,
+            "model_path": str(top / "model"),
+            "log": str(top / "logs" / "sglang.log"),
+            "launch": {"trust-remote-code": True, "speculative-algorithm": "EAGLE3", "speculative-num-steps": 3},
+            "env": {"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1"},
+        }
+        play.site.variables["sglang"] = self.settings  # type: ignore[index]
+
+    def release(self, name: str, scenario: str = "healthy") -> str:
+        folder = self.top / "releases" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"practice_scenario": scenario}))
+        return str(folder)
+
+    def run(self, **args: Any) -> dict[str, Any]:
+        return self.play.run("sglang_server", **{"stop_wait": 10, "ready_timeout": 60, **args})
+
+    def answers(self) -> str | None:
+        """The draft model that the server on the port says it serves; None if none answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/get_server_info", timeout=5) as answer:
+                info: dict[str, Any] = json.load(answer)
+        except OSError:
+            return None
+        return str(info["speculative_draft_model_path"])
+
+    def current(self) -> str | None:
+        link = self.top / "releases" / "current"
+        return os.readlink(link) if link.is_symlink() else None
+
+
+@pytest.fixture
+def served(top: Path, play: Play, tmp_path: Path) -> Served:
+    return Served(top, play, tmp_path / "project")
+
+
+def test_a_deploy_and_its_taking_back_leave_the_old_release_answering(served: Served) -> None:
+    first, second = served.release("first"), served.release("second")
+    told = served.run(drafter=first)
+    assert set(told["phases"]) >= {"loading weights", "capturing CUDA graphs"}
+    assert (served.answers(), served.current()) == (first, "first")
+    assert served.run(drafter=first)["changed"] is False
+    served.play.steps.clear()
+    launch = served.top / "logs" / f"launch-{served.port}.sh"
+    before = launch.read_text()
+    assert f"--speculative-draft-model-path {first}" in before
+    served.run(drafter=second)
+    assert (served.answers(), served.current()) == (second, "second")
+    assert f"--speculative-draft-model-path {second}" in launch.read_text()
+    served.play.rollback()
+    assert (served.answers(), served.current(), launch.read_text()) == (first, "first", before)
+    assert served.run(drafter=first)["changed"] is False
+    served.run(state="stopped")
+    assert served.answers() is None
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        ("oom-while-loading", "while loading weights: torch.OutOfMemoryError: CUDA out of memory"),
+        ("hangs-while-loading", "nothing new in .* for 2 s"),
+    ],
+)
+def test_a_release_that_does_not_start_says_why_and_gives_way_to_the_old_one(
+    served: Served, scenario: str, message: str
+) -> None:
+    first, bad = served.release("first"), served.release("bad", scenario)
+    served.run(drafter=first)
+    served.play.steps.clear()
+    with pytest.raises(AgentError, match=message):
+        served.run(drafter=bad, stall=2)
+    served.play.rollback()
+    assert (served.answers(), served.current()) == (first, "first")
+
+
+def test_a_restart_keeps_the_draft_model_that_is_in_service(served: Served) -> None:
+    first = served.release("first")
+    served.run(drafter=first)
+    old = process.status(InProcess(), f"sglang-{served.port}")["pid"]
+    served.run(state="restarted")
+    assert process.status(InProcess(), f"sglang-{served.port}")["pid"] != old
+    assert served.answers() == first
+    assert served.run()["changed"] is False
+
+
+def test_another_environment_means_a_restart_and_secrets_stay_out_of_sight(served: Served) -> None:
+    first = served.release("first")
+    served.settings["env"]["HF_TOKEN"] = Secret("hf_secret_token")
+    served.run(drafter=first)
+    assert served.run(drafter=first)["changed"] is False
+    served.settings["env"]["HF_TOKEN"] = Secret("hf_other_token")
+    assert served.run(drafter=first)["changed"] is True
+    launch = (served.top / "logs" / f"launch-{served.port}.sh").read_text()
+    assert "token" not in launch
+    planned = [call.args for _, change in served.play.steps for call in (*change.calls, *(change.undo or ()))]
+    assert "token" not in json.dumps(planned)
+
+
+def test_a_server_of_someone_else_is_left_alone_or_taken_over_and_given_back(served: Served) -> None:
+    theirs, ours = served.release("theirs"), served.release("ours")
+    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(served.top / "model")]
+    argv += ["--port", str(served.port), "--speculative-draft-model-path", theirs]
+    with (served.top / "their.log").open("ab") as log:
+        foreign = subprocess.Popen(
+            argv,
+            env={**os.environ, **served.settings["env"], "KEPT": "yes"},
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    try:
+        until(lambda: served.answers() == theirs)
+        with pytest.raises(Conflict, match=f"a server that opsctl did not start holds port {served.port}"):
+            served.run(drafter=ours)
+        assert foreign.poll() is None
+        served.run(drafter=ours, adopt=True)
+        assert foreign.wait(10) == 0
+        assert served.answers() == ours
+        served.play.rollback()
+        assert served.answers() == theirs
+        back = process.status(InProcess(), f"sglang-{served.port}")
+        assert back["argv"] == argv
+        assert b"KEPT=yes" in Path(f"/proc/{back['pid']}/environ").read_bytes()
+        assert back["log"] == str(served.top / "their.log")
+    finally:
+        if foreign.poll() is None:
+            foreign.send_signal(signal.SIGKILL)
+            foreign.wait()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"launch": None}, "does not say how its server is started"),
+        ({"container": "sglang"}, "its server is a container"),
+        ({"launch": ["python", Secret("key")]}, "launch is a Secret, which cannot stand in a command"),
+    ],
+)
+def test_settings_that_cannot_be_served(served: Served, change: dict[str, Any], message: str) -> None:
+    served.settings.update(change)
+    with pytest.raises(UsageError, match=message):
+        served.run()
