@@ -114,14 +114,11 @@ def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str
 
 
 def _to_settle(record: runlog.Record) -> List[Tuple[runlog.Step, runlog.NamedCall]]:
-    """Each distinct settle call once, those of the last step first; with the step where it came up first.
-
-    That step's blobs know how things were before the run.
-    """
+    """Each distinct settle call once, with the step where it came up first: that step knows how things were before."""
     found: Dict[str, Tuple[runlog.Step, runlog.NamedCall]] = {}
-    for step in reversed(record.steps):
+    for step in record.steps:
         for call in step.settle:
-            found[_key(call)] = (step, call)  # keeps its place, takes the earlier step
+            found.setdefault(_key(call), (step, call))
     return list(found.values())
 
 

@@ -138,8 +138,11 @@ class RemoteHost:
             return LocalStream(command)
         return self._link.run(command, self.spec.timeouts.channel, self.name)
 
-    def start_agent(self, user: str | None) -> AgentClient:
-        """A further agent, on a channel of its own. Raises Unreachable, AuthFailed."""
+    def further_agent(self) -> AgentClient:
+        """Another agent of the same user, on its own channel; the caller closes it. Raises Unreachable, AuthFailed."""
+        return self._start_agent(self.spec.become)
+
+    def _start_agent(self, user: str | None) -> AgentClient:
         boot = bundle.boot({"state": self.spec.state_dir})
         password = self.spec.become_password if user is not None else None
         word = become.nonce() if password else None
@@ -171,7 +174,7 @@ class RemoteHost:
         with self._starting:
             agent = self._agents.get(user)
             if agent is None:
-                agent = self._agents[user] = self.start_agent(user)
+                agent = self._agents[user] = self._start_agent(user)
             return agent
 
 
@@ -184,6 +187,9 @@ class _Alias(RemoteHost):
 
     def _agent(self, user: str | None) -> AgentClient:
         return self._host._agent(self._user)
+
+    def further_agent(self) -> AgentClient:
+        return self._host._start_agent(self._user)
 
     @property
     def alive(self) -> bool:

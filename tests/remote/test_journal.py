@@ -123,7 +123,7 @@ def test_settle_calls_run_once_each_after_everything_is_undone(host: RemoteHost,
         host.call(journal.apply(RUN, seq, "switch", [step], [undo], settle))
     for _ in range(2):
         host.call(Call("journal.rollback", {"run": RUN}))
-    assert log.read_text().split() == ["other", "old"]
+    assert log.read_text().split() == ["old", "other"]
 
 
 def test_a_run_is_worked_on_by_one_at_a_time(make_host: MakeHost, tmp_path: Path) -> None:
