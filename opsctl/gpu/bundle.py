@@ -68,14 +68,19 @@ def _unpacked(data: bytes, name: str) -> bytes:
         if data[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(data)) as stream:
                 return _capped(stream.read(MAX_BYTES + 1), name)
-        if data[:4] == b"\x28\xb5\x2f\xfd":
-            import zstandard
-
-            with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-                return _capped(reader.read(MAX_BYTES + 1), name)
-    except (OSError, EOFError, zlib.error, ValueError, RuntimeError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise Unreadable(f"damaged archive: {error}", where=name) from error
-    return data
+    return _unzstd(data, name) if data[:4] == b"\x28\xb5\x2f\xfd" else data
+
+
+def _unzstd(data: bytes, name: str) -> bytes:
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+            return _capped(reader.read(MAX_BYTES + 1), name)
+    except zstandard.ZstdError as error:
+        raise Unreadable(f"damaged archive: {error}", where=name) from error
 
 
 def _tar(data: bytes, name: str) -> Iterator[Member]:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from opsctl.errors import Unreadable
-from opsctl.gpu import hosttext, klog, lspci, smi_csv, smi_errors, smi_table, smi_text, smi_xml
+from opsctl.gpu import hosttext, klog, lspci, smi_csv, smi_errors, smi_list, smi_table, smi_text, smi_xml
 from opsctl.gpu.bundle import Member
 from opsctl.gpu.model import Evidence, Host, KernelLog, Reading
 
 _SECTION = re.compile(r"^#{20,}\n# (?P<part>[^\n]*?) :: [^\n]*\n(?:# \$[^\n]*\n)?#{20,}\n", re.MULTILINE)
-_PREFERRED = ("xml", "text", "csv", "table")
+_PREFERRED = ("xml", "text", "csv", "table", "list")
 
 
 def read(text: str, name: str) -> Evidence | None:
@@ -42,6 +42,8 @@ def _plain(text: str) -> Evidence | None:
         return Evidence(readings=(reading,) if reading else (), smi_errors=refused)
     if lspci.HEADER.search(text) and not klog.looks_like(text):
         return Evidence(pci=lspci.read(text))
+    if smi_list.uninformative(text):
+        return Evidence()
     fields = hosttext.recognise(text)
     if fields is not None:
         return Evidence(host=Host(**fields))
@@ -56,7 +58,7 @@ def _reading(text: str) -> Reading | None:
     if smi_table.MARK.search(text):
         return smi_table.read(text)
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return smi_csv.read(text) if smi_csv.header(first) else None
+    return smi_csv.read(text) if smi_csv.header(first) else smi_list.read(text)
 
 
 def _sections(text: str) -> Evidence:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 _KMSG = re.compile(r"^\d+,\d+,(?P<us>\d+),[^;]*;")
 _LEVEL = re.compile(
@@ -34,6 +35,8 @@ class Line:
 def split(line: str) -> Line:
     """The line without its time, level, host and program name."""
     line = line.rstrip("\r\n")
+    if line.startswith("{") and '"MESSAGE"' in line:
+        return _journal(line)
     if kmsg := _KMSG.match(line):
         return Line(line[kmsg.end() :], f"{int(kmsg['us']) / 1e6:.6f}", True)
     rest, framed, time = line, False, None
@@ -48,6 +51,17 @@ def split(line: str) -> Line:
     if host := _HOST.match(rest):
         rest, framed = rest[host.end() :], True
     return Line(rest, time, framed)
+
+
+def _journal(line: str) -> Line:
+    """A record of `journalctl -o json`; the time as ISO in UTC."""
+    try:
+        record = json.loads(line)
+        micros = int(record.get("__REALTIME_TIMESTAMP", 0))
+        time = datetime.fromtimestamp(micros / 1e6, UTC).isoformat() if micros else None
+        return Line(str(record["MESSAGE"]), time, True)
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+        return Line(line, None, False)
 
 
 def seconds(time: str | None) -> float | None:

@@ -123,7 +123,7 @@ class Gpu:
 class Reading:
     """One answer of nvidia-smi. `truncated`: it breaks off, so nothing may be called sound for the whole host."""
 
-    source: str  # xml | text | table | csv
+    source: str  # xml | text | table | csv | list
     gpus: tuple[Gpu, ...]
     driver: str | None = None
     cuda: str | None = None

@@ -73,6 +73,8 @@ def responsive(evidence: Evidence, settings: Settings) -> list[Found]:
 def count(evidence: Evidence, settings: Settings) -> list[Found]:
     expected = settings.profile.gpus
     pci = None if evidence.pci is None else [d for d in evidence.pci if d.gpu]
+    if not pci and any(r.gpus for r in evidence.readings):
+        pci = None  # WSL and some containers hide the bus, not the GPUs
     found = [fail(e.text) for e in evidence.smi_errors if e.check == "gpu.count"]
     if pci is not None and expected is not None and len(pci) < expected:
         found.append(fail(f"{len(pci)} GPUs on PCI, {expected} expected", len(pci), expected))
@@ -108,7 +110,7 @@ def _listed(reading: Reading, pci: list[PciDevice] | None, expected: int | None)
         return [fail(f"{listed} listed, {expected} expected", listed, expected)]
     if expected is not None and listed > expected:
         return [warn(f"{listed} listed, {expected} expected", listed, expected)]
-    if reading.attached is None and reading.source != "table" and pci is None:
+    if reading.attached is None and reading.source not in ("table", "list") and pci is None:
         return skip(f"{listed} listed; how many are attached is not said")
     return [
         sound(f"{listed} listed, UUIDs distinct" if uuids else f"{listed} listed", listed, expected or reading.attached)

@@ -1,0 +1,74 @@
+"""opsctl health and clean on a host reached through the agent: this machine, with a stand-in nvidia-smi in PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.fakehost import FakeHost
+from tests.gpu.judging import text_of
+
+H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    fake = FakeHost(tmp_path)
+    fake.replay(H100)
+    return fake
+
+
+def _opsctl(host: FakeHost, *args: str, health: str = "{}") -> tuple[int, str, str]:
+    inventory = host.root / "inventory.yaml"
+    inventory.write_text(f"hosts:\n  here:\n    connection: local\n    vars:\n      health: {health}\n")
+    env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "opsctl", args[0], "-i", str(inventory), *args[1:]],
+        capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_health_of_a_host(host: FakeHost) -> None:
+    code, out, err = _opsctl(
+        host, "health", "--json", "--only", "gpu.count,gpu.temp,ecc,smi", health="{profile: {gpus: 8}}"
+    )
+    said = json.loads(out)
+    assert (code, err) == (0, "")
+    assert said["hosts"][0]["host"] == "here"
+    assert {c["verdict"] for c in said["hosts"][0]["checks"]} == {"pass"}
+
+
+def test_profile_and_thresholds_of_the_inventory(host: FakeHost) -> None:
+    health = "{profile: {gpus: 9}, thresholds: {temp.headroom.warn: 60}}"
+    code, out, _ = _opsctl(host, "health", "--json", "--only", "gpu.count,gpu.temp", health=health)
+    verdicts = {c["check"]: c["verdict"] for c in json.loads(out)["hosts"][0]["checks"]}
+    assert (code, verdicts) == (11, {"gpu.count": "fail", "gpu.temp": "warn"})
+
+
+@pytest.mark.parametrize("health", ["{gpus: 8}", "{profile: {gpu: 8}}", "{thresholds: {temp: 1}}", "{port: many}"])
+def test_mistakes_in_the_inventory_are_told_without_a_traceback(host: FakeHost, health: str) -> None:
+    code, out, err = _opsctl(host, "health", "--json", health=health)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+
+
+def test_recorded_profile_is_accepted_back(host: FakeHost) -> None:
+    code, out, _ = _opsctl(host, "health", "--record", "--json")
+    assert code == 0
+    code, out, _ = _opsctl(host, "health", "--json", "--only", "gpu,pcie", health=f"{{profile: {out.strip()}}}")
+    assert {c["verdict"] for c in json.loads(out)["hosts"][0]["checks"]} <= {"pass", "skip"}
+
+
+def test_clean_lists_what_is_foreign_and_touches_nothing(host: FakeHost) -> None:
+    code, out, _ = _opsctl(host, "clean", "--json", "--yes")
+    (said,) = json.loads(out)["hosts"]
+    assert code == 0
+    assert said["removed"] is None
+    assert not any(p["removable"] for p in said["processes"])
+    assert not any(f["removable"] for f in said["files"])
