@@ -50,12 +50,15 @@ def probe(
     gate: Annotated[list[str] | None, typer.Option(help='Condition that must hold: "accept_length>=3.0".')] = None,
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
 ) -> None:
     """Measure acceptance length, throughput and latency."""
     if context.invoked_subcommand:
         return
     from opsctl.cli import probe_view
+    from opsctl.report.probe_page import probe_page
     from opsctl.sglang import gates, probe_store
+    from opsctl.sglang.breakeven import curve
     from opsctl.sglang.probe import measure
     from opsctl.sglang.probe_findings import findings
     from opsctl.sglang.probe_result import summarise, to_json, words
@@ -74,6 +77,9 @@ def probe(
     outcomes = gates.judge(wanted, result)
     result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]
     run = probe_store.keep(result, reached.name)
+    if report:
+        even, steps = summary.break_even, info.speculative_num_steps
+        _write(report, probe_page(result, curve(even, steps + 1) if even and steps else []))
     if as_json:
         typer.echo(json.dumps(result | {"run": run}))
     else:
@@ -222,6 +228,13 @@ def _progress() -> Callable[[Progress], None] | None:
         typer.echo(line + end, err=True, nl=False)
 
     return told
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the report: {error}", where=str(path)) from None
 
 
 def _finding_json(f: Finding) -> dict[str, str]:

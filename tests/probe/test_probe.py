@@ -246,6 +246,19 @@ def test_compare(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["acceptance length"] == {"a": 1.0, "b": 4.0, "clear": True}
 
 
+def test_the_report_is_one_page_without_the_server_s_markup(probe: Probe, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    with serving(Shape(cycles=(1,), drafter="/srv/<script>alert(1)</script>")) as url:
+        code, result = probe(url, "--report", str(page), "--baseline", "900000", "--concurrency", "1,2")
+    assert code == Exit.DONE
+    text = page.read_text()
+    assert "<script" not in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    for expected in ("2.00", "Speed-up by acceptance length", "at a position", "&lt;script&gt;"):
+        assert expected in text
+    assert result["findings"][0]["message"].split(":")[0] in text
+
+
 def test_human_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     prompts = tmp_path / "p.jsonl"
