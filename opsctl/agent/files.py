@@ -81,7 +81,7 @@ def write(
     """Make `path` a file with the body as its content. Mode and owner default to those it has, else 0644 and ours."""
     path = fs.absolute(path)
     with told("write", path):
-        temporary = fs.beside(path)
+        temporary = _temporary(call, path, keep)
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -177,7 +177,7 @@ def link(
         if before["kind"] not in ("absent", "link"):
             raise AgentError("exists", "%s is a %s; only a link is replaced by a link" % (path, before["kind"]))
         save(call, keep, {"before": before, "after": {"kind": "link", "target": target}})
-        _put_link(path, target)
+        _put_link(path, target, _temporary(call, path, keep))
         return fs.state(path)
 
 
@@ -197,9 +197,10 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
     """Put `path` back as it was before the change that kept `keep`; a third party's later change is a conflict."""
     path = fs.absolute(path)
     record = load(call, keep)
-    if record is None:
-        return {"restored": False}
     with told("restore", path):
+        temporary = _temporary(call, path, keep)
+        if record is None:
+            return {"restored": False}
         if "made" in record:
             return {"restored": _unmake(record["made"])}
         before, after = record["before"], record["after"]
@@ -209,7 +210,7 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
             return {"restored": False}
         if after is not None and not _ours(now, before, after):
             raise AgentError("conflict", "%s was changed by someone else since; it is left as it is" % path, path=path)
-        _put_back(call, path, before, now, keep, record)
+        _put_back(call, path, before, now, keep, record, temporary)
         return {"restored": True}
 
 
@@ -284,18 +285,20 @@ def _ours(now: fs.State, before: fs.State, after: fs.State) -> bool:
     return fs.between(now, before, after)
 
 
-def _put_back(call: Context, path: str, before: fs.State, now: fs.State, keep: str, record: Dict[str, Any]) -> None:
+def _put_back(
+    call: Context, path: str, before: fs.State, now: fs.State, keep: str, record: Dict[str, Any], temporary: str
+) -> None:
     if record.get("trashed"):
-        trash.recover(place(call, keep), path)
+        trash.recover(place(call, keep), path, temporary)
         trash.tidy(record)
     elif before["kind"] == "absent":
         os.unlink(path)
         sync_folder(os.path.dirname(path))
     elif before["kind"] == "link":
-        _put_link(path, before["target"])
+        _put_link(path, before["target"], temporary)
         os.chown(path, before["uid"], before["gid"], follow_symlinks=False)
     elif before["kind"] == "file" and now.get("sha256") != before.get("sha256"):
-        trash.put(place(call, keep), path, before)
+        trash.put(place(call, keep), path, before, temporary)
     else:
         fs.dress(path, before["mode"], before["uid"], before["gid"])
 
@@ -315,8 +318,15 @@ def _unmake(made: List[str]) -> bool:
     return undone
 
 
-def _put_link(path: str, target: str) -> None:
-    temporary = fs.beside(path)
+def _temporary(call: Context, path: str, keep: Optional[str]) -> str:
+    """The name of what is renamed to `path`, free: what a crash left there is removed."""
+    temporary = fs.beside(path, None if keep is None else place(call, keep))
+    if os.path.lexists(temporary):
+        trash.delete(temporary)
+    return temporary
+
+
+def _put_link(path: str, target: str, temporary: str) -> None:
     os.symlink(target, temporary)
     try:
         os.replace(temporary, path)

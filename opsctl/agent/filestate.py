@@ -127,10 +127,15 @@ def dress(target: Union[str, int], mode: Optional[int], uid: int, gid: int) -> N
         os.chmod(target, mode)
 
 
-def beside(path: str) -> str:
-    """A name for a temporary thing in the same folder, so that a rename replaces `path` in one step."""
+def beside(path: str, seed: Optional[str] = None) -> str:
+    """A name for a temporary thing in the same folder, so that a rename replaces `path` in one step.
+
+    With a `seed` (where the change keeps what it needs to go back) it is always the same, so that an undo finds what a
+    crash left of it.
+    """
     folder, name = os.path.split(path)
-    return os.path.join(folder, ".%s.opsctl-%s" % (name[:200], os.urandom(6).hex()))
+    token = hashlib.sha256(os.fsencode(seed)).hexdigest()[:12] if seed else os.urandom(6).hex()
+    return os.path.join(folder, ".%s.opsctl-%s" % (name[:200], token))
 
 
 def copy_xattrs(source: str, target: str) -> None:

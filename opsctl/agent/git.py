@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from opsctl.agent import filestate as fs
 from opsctl.agent import gitsave, trash
 from opsctl.agent.gitrun import git, refused, text
-from opsctl.agent.keep import load, save
+from opsctl.agent.keep import load, place, save
 from opsctl.agent.protocol import AgentError, Context
 
 UNDER_WAY = {
@@ -95,6 +95,7 @@ def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Dic
     """Bring a checkout back to where it was, local changes included."""
     path = fs.absolute(path)
     record = load(call, keep)
+    _temporary(call, path, keep)
     if record is None or record.get("undone") or _kind(path) != "repo":
         return {"restored": False}
     now = _state(call, path)
@@ -182,7 +183,7 @@ def _clone(
         raise AgentError("conflict", "%s exists and is no git checkout" % path, path=path)
     if source is None:
         raise AgentError("invalid", "there is no checkout at %s, and no source to clone" % path, path=path)
-    temporary = fs.beside(path)
+    temporary = _temporary(call, path, keep)
     try:
         call.progress({"git": "clone", "source": source})
         shallow = ["--depth", str(depth)] if depth else []
@@ -195,8 +196,16 @@ def _clone(
         fs.moved(temporary, path)
     finally:
         if os.path.lexists(temporary):
-            trash.discard(call, temporary, fs.state(temporary, False), None)
+            trash.delete(temporary)
     return {"before": None, "after": full, "saved": []}
+
+
+def _temporary(call: Context, path: str, keep: Optional[str]) -> str:
+    """Where a clone is made before it is moved into place; what a crash left there is removed."""
+    temporary = fs.beside(path, None if keep is None else place(call, keep))
+    if os.path.lexists(temporary):
+        trash.delete(temporary)
+    return temporary
 
 
 def _have(call: Context, path: str, commit: str, source: Optional[str], depth: Optional[int], timeout: float) -> str:

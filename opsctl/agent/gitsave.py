@@ -91,7 +91,8 @@ def put_back(call: Context, path: str, record: Dict[str, Any], keep: str) -> Non
         if state["kind"] == "link":
             os.symlink(state["target"], full)
         else:
-            trash.put(place(call, "%s.file-%d" % (keep, entry["number"])), full, state)
+            blob = place(call, "%s.file-%d" % (keep, entry["number"]))
+            trash.put(blob, full, state, fs.beside(full))
     shutil.copyfile(place(call, keep + ".index"), _index(call, path))
     git(call, ["update-index", "-q", "--refresh"], path, ok=None)
 

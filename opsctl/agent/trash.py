@@ -27,11 +27,10 @@ def image(path: str, blob: str, shared: bool) -> None:
     sync_folder(os.path.dirname(blob))
 
 
-def put(blob: str, path: str, before: fs.State) -> None:
+def put(blob: str, path: str, before: fs.State, temporary: str) -> None:
     """Make `path` the file that was kept as `blob`, in one step where the name can be replaced."""
     if fs.sha256(blob) != before["sha256"]:
         raise AgentError("failed", "what was kept of %s is damaged; it is left as it is" % path, path=blob)
-    temporary = fs.beside(path)
     try:
         try:
             os.link(blob, temporary)
@@ -83,32 +82,36 @@ def untouched(path: str, record: Dict[str, Any]) -> bool:
     return os.path.lexists(path) and _identity(path) == record["trashed"]
 
 
-def recover(blob: str, path: str) -> None:
+def recover(blob: str, path: str, temporary: str) -> None:
     """Move what was discarded back to `path`."""
     try:
         fs.moved(blob, path)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        temporary = fs.beside(path)
         try:
             _copy_tree(blob, temporary)
             fs.moved(temporary, path)
         finally:
             if os.path.lexists(temporary):
-                _delete(temporary, temporary)
+                delete(temporary)
 
 
 def tidy(record: Dict[str, Any]) -> None:
     """Remove what a discard cut half way may have left beside the path."""
     hidden = record.get("hidden")
     if hidden and os.path.lexists(hidden):
-        _delete(hidden, hidden)
+        delete(hidden)
 
 
 def _identity(path: str) -> List[int]:
     info = os.lstat(path)
     return [info.st_dev, info.st_ino]
+
+
+def delete(path: str) -> None:
+    """Remove a thing of our own."""
+    _delete(path, path)
 
 
 def _refuse_roots(path: str) -> None:

@@ -13,7 +13,7 @@ from opsctl.errors import UsageError
 from opsctl.modules.contract import Action, Module
 from tests.modules.conftest import Play
 
-KEYWORDS = {"name", "when", "vars", "register", "notify"}
+KEYWORDS = {"name", "when", "vars", "register", "notify", "supervise"}
 TASKS = [
     pytest.param(name, task, id=f"{name}-{task['name']}")
     for name in modules.names()

@@ -106,7 +106,7 @@ def test_a_write_refuses_what_changed_since_it_was_looked_at(tmp_path: Path) -> 
         files.write(Step(tmp_path / "step", b"ours"), str(path), expect=seen, keep="0")
     assert caught.value.kind == "conflict"
     assert path.read_text() == "theirs"
-    assert sorted(os.listdir(tmp_path)) == ["f"]
+    assert sorted(os.listdir(tmp_path)) == ["f", "step"]
 
 
 @pytest.mark.parametrize("undo_of", ["write", "link", "mkdir", "remove"])
@@ -219,6 +219,16 @@ def test_extended_attributes_survive_a_replacement(tmp_path: Path) -> None:
     os.setxattr(path, "user.origin", b"changed")
     files.restore(step, str(path), keep="0")
     assert os.getxattr(path, "user.origin") == b"kept"
+
+
+def test_what_a_crash_left_beside_the_file_goes_with_the_undo(tmp_path: Path) -> None:
+    path = tmp_path / "host" / "f"
+    path.parent.mkdir()
+    step = Step(tmp_path / "step", b"new")
+    kept = keep.place(step, "0")
+    Path(files.fs.beside(str(path), kept)).write_text("half of it")
+    files.restore(step, str(path), keep="0")
+    assert os.listdir(path.parent) == []
 
 
 def test_a_damaged_before_image_is_never_put_back(tmp_path: Path) -> None:
