@@ -20,10 +20,11 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.sglang.chat_template import ChatTemplate
-    from opsctl.sglang.http import Server, ServerInfo
+    from opsctl.sglang.http import Server
     from opsctl.sglang.probe import Plan, Progress
     from opsctl.sglang.probe_findings import Finding
     from opsctl.sglang.probe_result import Baseline
+    from opsctl.sglang.served import ServerInfo
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 

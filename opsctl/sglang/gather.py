@@ -21,10 +21,11 @@ from opsctl.errors import OpsctlError, UsageError
 from opsctl.sglang import facts, launch, timeline, tree
 from opsctl.sglang.evidence import DrafterFault
 from opsctl.sglang.facts import Facts
-from opsctl.sglang.http import Server, ServerInfo
+from opsctl.sglang.http import Server
 from opsctl.sglang.metrics import Metrics
 from opsctl.sglang.probe_store import Result
 from opsctl.sglang.seen import Seen, settings, target_class, version_text
+from opsctl.sglang.served import ServerInfo
 
 # Answers in the order of the calls; a failed one does not take the others with it.
 Ask = Callable[[Sequence[Call]], Sequence[Reply | Exception]]

@@ -10,15 +10,15 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from opsctl.errors import AuthFailed, RemoteError, Unreachable
 from opsctl.secret import Secret
 from opsctl.sglang.metrics import Metrics, read_metrics
+from opsctl.sglang.served import Answer, Chunk, Load, Sampling, ServerInfo
 from opsctl.text import one_line
 
 # The first that answers wins. Both names have been there since 0.5.6, where the old one began to log a warning.
@@ -29,87 +29,6 @@ _ABSENT = (404, 405, 500, 501)
 _PATIENCE = 5.0  # seconds for an answer that needs no generation
 _ANSWER_LIMIT = 600.0  # seconds without a byte of an answer: a long prompt may wait for its turn that long
 _WAKE_LIMIT = 120.0  # seconds for one token of a server that may be compiling its kernels
-
-
-class InternalState(BaseModel):
-    """What the scheduler of one data-parallel rank tells about itself."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    avg_spec_accept_length: float | None = None  # over the server's life, its own count
-
-
-class ServerInfo(BaseModel):
-    """The launch arguments as the server has them, and its state. Keys it holds in clear text are never read."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    version: str | None = None
-    model_path: str | None = None
-    tokenizer_path: str | None = None
-    served_model_name: str | None = None
-    tp_size: int = 1
-    context_length: int | None = None
-    skip_tokenizer_init: bool = False
-    enable_metrics: bool = False
-    stream_interval: int | None = 1
-    quantization: str | None = None
-    attention_backend: str | None = None
-    disable_cuda_graph: bool = False
-    enable_flashinfer_allreduce_fusion: bool | None = None
-    speculative_algorithm: str | None = None
-    speculative_draft_model_path: str | None = None
-    speculative_draft_model_quantization: str | None = None
-    speculative_draft_attention_backend: str | None = None
-    speculative_num_steps: int | None = None
-    speculative_eagle_topk: int | None = None
-    speculative_num_draft_tokens: int | None = None
-    avg_spec_accept_length: float | None = None  # 0.4.6 has the scheduler's state here
-    internal_states: list[InternalState] = []
-
-    @property
-    def own_accept_length(self) -> float | None:
-        """The server's own average acceptance length; it has none until its first decode log line."""
-        told = [s.avg_spec_accept_length for s in self.internal_states] or [self.avg_spec_accept_length]
-        known = [length for length in told if length]
-        return sum(known) / len(known) if known else None
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests in the server, over all data-parallel ranks."""
-
-    running: int
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    max_tokens: int
-    temperature: float = 0.0
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One piece of a streamed answer: seconds since the request was sent, and tokens generated until then."""
-
-    at: float
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One generated answer.
-
-    meta: the last `meta_info`. output_ids: empty where this version does not tell token ids beside text.
-    """
-
-    text: str
-    output_ids: tuple[int, ...]
-    meta: Mapping[str, Any]
-    chunks: tuple[Chunk, ...]
-    seconds: float
 
 
 Prompt = str | Sequence[int]

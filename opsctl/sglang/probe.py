@@ -13,9 +13,10 @@ from itertools import cycle, islice
 from opsctl.errors import RemoteError, UsageError
 from opsctl.sglang.acceptance import Counters, read_counters
 from opsctl.sglang.chat_template import ChatTemplate
-from opsctl.sglang.http import Answer, Load, Prompt, Sampling, Server, ServerInfo
+from opsctl.sglang.http import Prompt, Server
 from opsctl.sglang.metrics import Metrics
 from opsctl.sglang.prompts import ProbePrompt
+from opsctl.sglang.served import Answer, Load, Sampling, ServerInfo
 
 ENOUGH_STEPS = 200  # verify steps from which an acceptance length is worth comparing
 _WARM_UP_TOKENS = 8  # one prefill and a few cycles: kernels are compiled, pools touched
@@ -109,7 +110,7 @@ def measure(
 ) -> Measurement:
     """Run `plan`. Raises what `Server` raises, and UsageError when the server takes none of the prompts.
 
-    info: what the server said of itself. template: the model's own, used where the server does not render messages itself.
+    info: what the server said of itself. template: the model's own, used where the server does not render messages.
     """
     load, before = server.load(), server.metrics()
     prompts, templated = render(server, info, plan.prompts, template)

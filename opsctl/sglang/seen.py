@@ -9,9 +9,9 @@ from typing import Any
 from opsctl.sglang import launch, timeline, version
 from opsctl.sglang.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
 from opsctl.sglang.facts import Facts
-from opsctl.sglang.http import ServerInfo
 from opsctl.sglang.metrics import Metrics
 from opsctl.sglang.probe_store import Result
+from opsctl.sglang.served import ServerInfo
 
 
 @dataclass(frozen=True, slots=True)

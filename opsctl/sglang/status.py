@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsctl.sglang import launch
-from opsctl.sglang.http import ServerInfo
+from opsctl.sglang.served import ServerInfo
 from opsctl.text import duration
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opsctl.sglang.http import ServerInfo
+from opsctl.sglang.served import ServerInfo
 from opsctl.sglang.status import lines, status
 
 PROCESS: dict[str, Any] = {
