@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,11 @@ class Folder:
             return None
         plain = Settings(self.raw_config)
         return Settings(lift_speculators(self.raw_config)) if plain.speculators else plain
+
+    @property
+    def convert_command(self) -> str:
+        """The command that makes this folder loadable by SGLang."""
+        return f"opsctl drafter convert {shlex.quote(self.path)} NEW --to sglang"
 
     @property
     def speculators(self) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from opsctl.drafter.verdict import Verdict
 from tests.drafter import build
@@ -422,3 +424,42 @@ def test_speculators_are_judged_behind_their_layout(name: str, judged: Judge) ->
     FAULTS[name][0](made)
     made.rename("midlayer.", "layers.0.")
     assert FAULTS[name][1] in alarms(judged(made, "0.5.12"))
+
+
+@st.composite
+def dimensions(draw: st.DrawFn) -> Dims:
+    """Sizes a server could split over 8 GPUs."""
+    return Dims(
+        hidden=draw(st.integers(2, 9)) * 8,
+        heads=draw(st.sampled_from([8, 16, 24])),
+        kv_heads=draw(st.sampled_from([2, 4, 8])),
+        head_dim=draw(st.sampled_from([10, 14, 20])),
+        intermediate=draw(st.integers(3, 12)) * 8,
+        draft=draw(st.integers(24, 90)),
+        vocab=draw(st.integers(200, 700)),
+        layers=draw(st.integers(20, 80)),
+    )
+
+
+# Faults that do not depend on the sizes of the drafter they are planted in.
+ANYWHERE = (
+    "absolute with t2d", "zeros", "arange", "rows in another order", "mapping of another run", "d2t missing",
+    "d2t under another name", "no head", "a projection missing", "trainer prefix", "head under model.", "tied",
+    "no draft_vocab_size", "no model_type", "context 2048", "plain llama class", "aux states not used",
+    "norm_before_residual", "float16 for bfloat16", "NaN in the head", "zeros in fc",
+)  # fmt: skip
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dims=dimensions(), seed=st.integers(0, 1000), data=st.data())
+def test_any_sizes_sound_then_faulty(dims: Dims, seed: int, data: st.DataObject, judged: Judge) -> None:
+    make = data.draw(st.sampled_from([build.specforge, build.specforge_export]))
+    assert alarms(judged(make(dims, seed))) == []
+    plant, check, _ = FAULTS[data.draw(st.sampled_from(ANYWHERE))]
+    made = make(dims, seed)
+    plant(made)
+    if "torch_dtype" in made.config and "dtype" in made.config:
+        made.config["dtype"] = made.config["torch_dtype"]
+    found = judged(made)
+    assert check in alarms(found)
+    assert found.exit_code != 0

@@ -44,7 +44,7 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
             Verdict.NEEDS_CONVERSION,
             case.folder.containers[0].file,
             "the layout SafeAILab's EAGLE trains: a pickle, and a config for the plain class LlamaForCausalLM",
-            f"opsctl drafter convert {case.folder.path} NEW --to sglang",
+            case.folder.convert_command,
         )
         return
     else:

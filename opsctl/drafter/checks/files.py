@@ -57,7 +57,7 @@ def weights(case: Case, version: Version) -> Iterator[Finding]:
             Verdict.NOTE,
             folder.containers[0].file,
             "a pickle: loading it runs code; shapes were read from its opcodes, nothing was executed",
-            f"opsctl drafter convert {folder.path} NEW --to sglang",
+            folder.convert_command,
         )
     yield from _leftovers(case)
     for file in folder.files:
@@ -139,7 +139,7 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
             " transformer_layer_config and there is"
             " no model_type at the top, so AutoConfig raises ValueError"
         )
-        remedy = f"opsctl drafter convert {folder.path} NEW --to sglang"
+        remedy = folder.convert_command
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
     elif not isinstance(folder.raw_config.get("model_type"), str):
         detail = "no model_type: AutoConfig raises ValueError"

@@ -80,7 +80,7 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
     else:
         remedy = "get d2t of the run that trained this head"
         if found.kind is Kind.ABSOLUTE:
-            remedy = f"opsctl drafter convert {case.folder.path} NEW --to sglang  (turns the ids into offsets)"
+            remedy = f"{case.folder.convert_command}  (turns the ids into offsets)"
         yield Finding(
             "d2t-kind",
             _share(found.wrong, entries),
