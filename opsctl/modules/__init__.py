@@ -20,6 +20,7 @@ MODULES: dict[str, str] = {
     "facts": "facts:Facts",
     "file": "file:File",
     "git": "git:Git",
+    "gpu_health": "gpu_health:GpuHealth",
     "http": "http:Http",
     "line": "line:Line",
     "process": "process:Process",
