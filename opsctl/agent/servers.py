@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import subprocess
+import time
 from typing import Any, Dict, List, Optional
 
 from opsctl.agent import pids
@@ -27,8 +28,8 @@ _MOST_FILES = 20000
 def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
-    {pid, argv, started, user, session, cwd, python, environment, unit, container, log, log_size, boot}: started is in
-    seconds since the epoch; unit and container as the control group names them; log is the file that standard output
+    {pid, argv, started, now, user, session, cwd, python, environment, unit, container, log, log_size, boot}: times are
+    in seconds since the epoch; unit and container as the control group names them; log is the file that standard output
     goes to. With `locate` also {package, newest, newest_file}: the folder of the `sglang` package that it imported
     (found by asking its own interpreter), or None, and the file of it that was changed last.
     """
@@ -58,6 +59,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "session": process.session,
         "argv": _masked(argv),
         "started": _boot_time() + process.start / os.sysconf("SC_CLK_TCK"),
+        "now": time.time(),
         "user": _user(pid),
         "cwd": _link(pid, "cwd"),
         "python": _python(pid, argv),

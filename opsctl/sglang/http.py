@@ -42,17 +42,17 @@ class Server:
         self._headers = {"authorization": f"Bearer {api_key.reveal()}"} if api_key else {}
         self._where = str(http.base_url).rstrip("/")
 
-    def info(self) -> ServerInfo:
+    def info(self, *, wake: bool = True) -> ServerInfo:
         """The server's launch arguments and state.
 
         Until a server up to 0.5.9 has generated something (--skip-server-warmup), nothing reads the scheduler's reply
-        to this question, and it would never be answered: then one token is generated first.
+        to this question, and it would never be answered: then one token is generated first, if `wake` allows it.
         """
         for path in SERVER_INFO_PATHS:
             try:
                 answer = self._get(path, timeout=_PATIENCE)
             except RemoteError as error:
-                if error.kind != "timeout":
+                if error.kind != "timeout" or not wake:
                     raise
                 self.wake()
                 answer = self._get(path)

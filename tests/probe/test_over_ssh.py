@@ -79,3 +79,10 @@ def test_probe_and_diagnose_through_the_connection(
         code, told = command(capsys, "diagnose", *at, "--probe", result["run"])
         assert (code, told["cause"]) == (Exit.DONE, None)
         assert not told["notes"]
+        code, found = command(capsys, "server", "status", *at)
+        assert code == Exit.DONE
+        (one,) = [s for s in found["practice"] if s["port"] == practice.port]
+        assert one["answers"]
+        assert one["draft_model"] == str(practice.drafter("good"))
+        assert one["package"] == str(practice.home / "sglang" / "python" / "sglang")
+        assert one["old_code"] is False
