@@ -54,12 +54,12 @@ def clean(
 
 def _find(remote: RemoteHost, host: InventoryHost) -> Findings:
     from opsctl.agent.protocol import Call
-    from opsctl.cli.health_hosts import MARGIN, wanted_of
+    from opsctl.cli.health_hosts import wanted_of
     from opsctl.gpu import cleaning, gathered
 
     expected = wanted_of(host)
     calls = [gathered.ask(expected), Call("gpuclean.files")]
-    found, files = remote.batch(calls, timeout=max(expected.smi_seconds, 35.0) + MARGIN)
+    found, files = remote.batch(calls, timeout=expected.seconds)
     return cleaning.findings(gathered.evidence(found.result, expected), files.result, found.result.get("server_uid"))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,50 +15,21 @@ from opsctl.gpu.model import Evidence, State
 from opsctl.gpu.wanted import Wanted
 
 if TYPE_CHECKING:
-    from opsctl.agent.protocol import Call, Reply
     from opsctl.cli.hosts import Done
     from opsctl.gpu.checks.registry import Check
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
 
-MARGIN = 30.0  # seconds beyond the agent's own limits before the connection is given up
-Reader = Callable[["Call"], "Reply"]
-
 
 def wanted_of(host: InventoryHost) -> Wanted:
     """What the inventory expects: the variable `health`, on top of what `sglang` says about the server."""
-    served = host.sglang
-    known: dict[str, Any] = {}
-    if host.settings.sglang is not None:
-        known = {"port": served.port, "unit": served.unit, "user_unit": served.unit_scope == "user"}
-        known["container"] = served.container
-        if served.model_path and served.model_path.startswith("/"):
-            known["weights"] = served.model_path
-        logs = [str(PurePosixPath(served.log).parent)] if served.log else []
-        weights = [served.weights_root] if served.weights_root else []
-        known["folders"] = ["/", "/tmp", *logs, *weights]
-    return wanted.load({**known, **(host.variables.get("health") or {})}, host.name)
-
-
-def look(ask: Reader, expected: Wanted) -> Evidence:
-    """One round trip; the host's clock is compared with the middle of it."""
-    before = time.time()
-    found = ask(gathered.ask(expected)).result
-    took = found.get("seconds", 0.0)
-    now = (found.get("host") or {}).get("now")
-    # `now` is read at the start of the gathering: half of what is left of the round trip came before it.
-    travel = max(0.0, time.time() - before - took) / 2
-    offset = None if now is None else now - before - travel
-    # Less than the trip itself cannot be told from delay.
-    if offset is not None and abs(offset) <= travel:
-        offset = 0.0
-    return gathered.evidence(found, expected, offset=offset)
+    served = host.settings.sglang
+    return wanted.of(host.variables.get("health"), served.model_dump() if served else None, host.name)
 
 
 def on_host(remote: RemoteHost, host: InventoryHost) -> Evidence:
     expected = wanted_of(host)
-    timeout = max(expected.smi_seconds, 35.0) + MARGIN
-    return look(lambda call: remote.call(call, timeout=timeout), expected)
+    return gathered.look(lambda call: remote.call(call, timeout=expected.seconds), expected)
 
 
 def evidence_of(hosts: Sequence[InventoryHost]) -> list[Done[Evidence]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opsctl.agent.protocol import Call
+from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Unreadable
 from opsctl.gpu import hosttext, klog, smi_errors, smi_xml
 from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun
@@ -33,6 +34,20 @@ def ask(wanted: Wanted) -> Call:
             "container": wanted.container,
         },
     )
+
+
+def look(ask_host: Callable[[Call], Reply], wanted: Wanted) -> Evidence:
+    """One round trip; the host's clock is compared with the middle of it."""
+    before = time.time()
+    found = ask_host(ask(wanted)).result
+    # `now` is read at the start of the gathering: half of what is left of the round trip came before it.
+    travel = max(0.0, time.time() - before - found.get("seconds", 0.0)) / 2
+    now = (found.get("host") or {}).get("now")
+    offset = None if now is None else now - before - travel
+    # Less than the trip itself cannot be told from delay.
+    if offset is not None and abs(offset) <= travel:
+        offset = 0.0
+    return evidence(found, wanted, offset=offset)
 
 
 def evidence(found: Json, wanted: Wanted, *, offset: float | None = None) -> Evidence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -42,8 +43,31 @@ class Wanted:
     weights: str | None = None
 
     @property
+    def seconds(self) -> float:
+        """When to give up on the host: the agent's own limits, of nvidia-smi or the endpoint, and a margin."""
+        return max(self.smi_seconds, 35.0) + 30.0
+
+    @property
     def smi_seconds(self) -> float:
         return self.settings.limit("smi.fail")
+
+
+def of(health: Any, sglang: Mapping[str, Any] | None, where: str) -> Wanted:
+    """The variable `health`, on top of what the settings `sglang` say about the server. Raises UsageError."""
+    if health is not None and not isinstance(health, Mapping):
+        raise UsageError(f"health: a mapping is expected, not {health!r}", where=where)
+    return load({**(_served(sglang) if sglang else {}), **(health or {})}, where)
+
+
+def _served(sglang: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: sglang[name] for name in ("port", "unit", "container") if sglang.get(name) is not None}
+    known["user_unit"] = sglang.get("unit_scope") == "user"
+    model, log, weights = sglang.get("model_path"), sglang.get("log"), sglang.get("weights_root")
+    if model and model.startswith("/"):
+        known["weights"] = model
+    log_folder = str(PurePosixPath(log).parent) if log else None
+    known["folders"] = [f for f in ("/", "/tmp", log_folder, weights) if f]
+    return known
 
 
 def load(data: Mapping[str, Any], where: str) -> Wanted:
