@@ -30,8 +30,9 @@ def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
 
     {pid, argv, started, now, user, session, cwd, python, environment, unit, container, log, log_size, boot}: times are
     in seconds since the epoch; unit and container as the control group names them; log is the file that standard output
-    goes to. With `locate` also {package, newest, newest_file}: the folder of the `sglang` package that it imported
-    (found by asking its own interpreter), or None, and the file of it that was changed last.
+    goes to; environment is None where we may not read it. With `locate` also {package, newest, newest_file}: the folder
+    of the `sglang` package that it imported (found by asking its own interpreter), or None, and the file of it that was
+    changed last.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]
@@ -63,11 +64,13 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "user": _user(pid),
         "cwd": _link(pid, "cwd"),
         "python": _python(pid, argv),
-        "environment": {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
+        "environment": None
+        if environment is None
+        else {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
         "unit": _match(r"/([^/\n]+\.service)(?:/|$)", group),
         "container": _match(r"(?:docker|libpod|cri-containerd)[-/]([0-9a-f]{12,64})", group),
         "log": log,
-        "log_size": os.path.getsize(log) if log else 0,
+        "log_size": _size(log),
         "boot": pids.boot_id(),
     }
 
@@ -100,7 +103,9 @@ def _package(pid: int) -> Optional[str]:
     """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order."""
     argv = _words(pid, "cmdline")
     cwd = _link(pid, "cwd") or "/"
-    environment = {k: v for k, v in _environment(pid).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")}
+    environment = {
+        k: v for k, v in (_environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
+    }
     try:
         done = subprocess.run(
             [_python(pid, argv), "-c", _LOCATE],
@@ -126,7 +131,10 @@ def _newest(package: str) -> Any:
             if not name.endswith(".py"):
                 continue
             path = os.path.join(folder, name)
-            changed = os.stat(path).st_mtime
+            try:
+                changed = os.stat(path).st_mtime
+            except OSError:  # a broken link, or gone meanwhile
+                continue
             if changed > newest:
                 newest, newest_file = changed, os.path.relpath(path, package)
             seen += 1
@@ -150,7 +158,17 @@ def _log(pid: int) -> Optional[str]:
     return None
 
 
-def _environment(pid: int) -> Dict[str, str]:
+def _size(path: Optional[str]) -> int:
+    try:
+        return os.path.getsize(path) if path else 0
+    except OSError:
+        return 0
+
+
+def _environment(pid: int) -> Optional[Dict[str, str]]:
+    """None where we may not know: another user's process."""
+    if not os.access("/proc/%d/environ" % pid, os.R_OK):
+        return None
     pairs = (word.partition("=") for word in _words(pid, "environ"))
     return {name: value for name, _, value in pairs}
 

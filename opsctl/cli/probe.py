@@ -196,7 +196,7 @@ def _reached(
                 return None
 
         with remote.http(port or gather.port_of(running or {})) as http:
-            simulated = running["environment"].get("SGLANG_SIMULATE_ACC_LEN", "") if running else ""
+            simulated = ((running or {}).get("environment") or {}).get("SGLANG_SIMULATE_ACC_LEN", "")
             yield _Reached(chosen.name, Server(http, secret), read, simulated)
 
 
