@@ -83,7 +83,7 @@ def checkout(
     if before["changed"] or in_the_way:
         gitsave.keep_changes(call, path, before, in_the_way, keep, record)
     save(call, keep, record)
-    call.progress({"git": "checkout", "commit": full})
+    call.progress({"text": "checking out %s" % full})
     force = ["--force"] if record.get("saved") else []
     git(call, ["checkout", "--quiet", "--detach"] + force + [full], path, timeout)
     if submodules:
@@ -185,7 +185,7 @@ def _clone(
         raise AgentError("invalid", "there is no checkout at %s, and no source to clone" % path, path=path)
     temporary = _temporary(call, path, keep)
     try:
-        call.progress({"git": "clone", "source": source})
+        call.progress({"text": "cloning %s" % source})
         shallow = ["--depth", str(depth)] if depth else []
         git(call, ["clone", "--quiet", "--no-checkout"] + shallow + ["--", source, temporary], None, timeout)
         full = _have(call, temporary, commit, source, depth, timeout)
@@ -215,7 +215,7 @@ def _have(call: Context, path: str, commit: str, source: Optional[str], depth: O
         return full
     if source is None:
         raise AgentError("not-found", "commit %s is not in %s, which has no origin" % (commit, path), path=path)
-    call.progress({"git": "fetch", "source": source})
+    call.progress({"text": "fetching from %s" % source})
     everything = ["+refs/heads/*:refs/remotes/opsctl/*", "+refs/tags/*:refs/tags/*"]
     shallow = os.path.exists(os.path.join(path, ".git", "shallow"))
     attempts: List[List[str]] = [["--unshallow"] + ["--", source] + everything] if shallow else []
@@ -245,7 +245,7 @@ def _reattach(call: Context, path: str, before: Dict[str, Any]) -> None:
 
 
 def _update_submodules(call: Context, path: str, timeout: float) -> None:
-    call.progress({"git": "submodules"})
+    call.progress({"text": "updating submodules"})
     git(call, ["submodule", "--quiet", "update", "--init", "--recursive"], path, timeout)
 
 

@@ -244,7 +244,7 @@ def _became(child: "subprocess.Popen[bytes]", wanted: Record) -> None:
 def _end(call: Context, record: Record, wait: float) -> None:
     steps = (
         ("SIGTERM", signal.SIGTERM, True, wait),
-        ("SIGTERM to the rest", signal.SIGTERM, False, TERM_REST),
+        ("SIGTERM", signal.SIGTERM, False, TERM_REST),
         ("SIGKILL", signal.SIGKILL, False, GONE),
     )
     for word, number, main_only, seconds in steps:
@@ -254,7 +254,7 @@ def _end(call: Context, record: Record, wait: float) -> None:
         targets = [p for p in members if p.pid == record["pid"]] if main_only else members
         if not targets:
             continue
-        call.progress({"stop": word, "pids": [p.pid for p in targets]})
+        call.progress({"text": "%s to %s" % (word, ", ".join(str(p.pid) for p in targets))})
         for process in targets:
             _signal(process, number)
         deadline = time.monotonic() + seconds

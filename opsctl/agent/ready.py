@@ -61,6 +61,11 @@ class Progress:
         if FATAL.search(line):
             raise AgentError("failed", self.failure("the server gave up while %s" % self.phase), died=True)
 
+    def told(self, waited: float, seen: str) -> str:
+        """One line for people: where it is, for how long, and the last thing that was said."""
+        share = " %.0f %%" % (self.fraction * 100) if self.fraction is not None else ""
+        return "%s%s (%.0f s): %s" % (self.phase, share, waited, (self.last or seen)[:160])
+
     def failure(self, what: str) -> str:
         return "%s: %s" % (what, self.cause) if self.cause else what
 
@@ -77,7 +82,7 @@ def wait(
 ) -> Dict[str, Any]:
     """Wait until the server answers; give up when it dies, says that it failed, or its log stands still for `stall`.
 
-    Reports {"phase", "fraction", "waited", "note", "timeout"}; gives {"seconds", "phases": {name: seconds}}.
+    Reports {"text", "phase", "fraction", "waited"}; gives {"seconds", "phases": {name: seconds}}.
     """
     tail = _tail(log, offset, alive)
     progress, watch, still = Progress(), Watch(alive), Stall(stall)
@@ -104,9 +109,8 @@ def wait(
                 raise AgentError("timeout", progress.failure(text), phase=progress.phase)
             if time.monotonic() - reported >= REPORT:
                 reported = time.monotonic()
-                note = progress.last[:300] or seen
-                told = {"phase": progress.phase, "fraction": progress.fraction, "note": note}
-                call.progress(dict(told, waited=round(waited, 1), timeout=timeout))
+                told = {"text": progress.told(waited, seen), "phase": progress.phase, "fraction": progress.fraction}
+                call.progress(dict(told, waited=round(waited, 1)))
             time.sleep(TICK)
     finally:
         if tail:

@@ -56,7 +56,7 @@ def change(
             raise AgentError("conflict", text % (unit, key, before.get(key), value))
     save(call, keep, {"before": before, "actions": actions})
     for action in actions:
-        call.progress({"service": action, "unit": unit})
+        call.progress({"text": "%s %s" % (action, unit)})
         _do(call, user, action, unit, timeout)
     return show(call, unit, user)
 

@@ -1,7 +1,7 @@
 """Waiting on the host for something to become true, with a deadline, and giving up early when it cannot any more.
 
 Every wait ends: with the state it waited for, at its deadline, when the process it watches has died, or when a log
-stands still. While it waits it reports {"waited": seconds, "note": what is seen}.
+stands still. While it waits it reports {"text": what is seen, "waited": seconds}.
 """
 
 from __future__ import annotations
@@ -202,7 +202,8 @@ def _until(call: Context, what: str, probe: Probe, timeout: float, alive: Option
             raise AgentError("timeout", "waited %g s for %s%s" % (timeout, what, last))
         if time.monotonic() - reported >= REPORT:
             reported = time.monotonic()
-            call.progress({"waited": round(waited, 1), "note": seen[:300], "timeout": timeout})
+            note = ": " + seen[:200] if seen else ""
+            call.progress({"text": "waited %.0f s%s" % (waited, note), "waited": round(waited, 1)})
         time.sleep(min(TICK, max(timeout - waited, 0.01)))
 
 

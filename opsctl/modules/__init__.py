@@ -23,6 +23,7 @@ MODULES: dict[str, str] = {
     "gpu_health": "gpu_health:GpuHealth",
     "http": "http:Http",
     "line": "line:Line",
+    "probe": "probe:Probe",
     "process": "process:Process",
     "raw": "raw:Raw",
     "service": "service:Service",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -52,7 +53,7 @@ def outcome(report: HostReport, fail_on: Literal["fail", "warn"], gpus: int) -> 
     """What the play gets: failed by verdicts of `fail_on` and worse."""
     wrong = [r for r in report.results if r.verdict in (Verdict.FAIL, Verdict.WARN)]
     bad = [r for r in wrong if r.verdict.rank >= Verdict(fail_on).rank]
-    counts = {v: len({r.check for r in report.results if r.verdict is v}) for v in Verdict}
+    counts = Counter(r.verdict for r in report.by_check.values())
     return Outcome(
         values={"verdict": report.verdict.value, "checks": [r.as_json() for r in report.results]},
         failed="; ".join(_told(r) for r in bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "") or None,

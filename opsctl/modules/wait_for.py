@@ -12,7 +12,7 @@ from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import HostPath, Pattern, Seconds, Text
 from opsctl.modules.http import Statuses, seal_headers
-from opsctl.text import duration, one_line, printable
+from opsctl.text import one_line
 
 MARGIN = 30.0  # seconds by which the host may be late with its own deadline
 
@@ -29,6 +29,12 @@ class LogLine(ModuleArgs):
     path: HostPath | None = Field(None, description="The log; that of the process in `while_alive` by default.")
     fail: Pattern | None = Field(None, description="A line with this in it ends the wait as failed.")
     offset: int | None = Field(None, description="Byte to begin at; new lines only by default.", ge=0)
+
+
+class ServerReady(ModuleArgs):
+    port: int = Field(30000, description="The server's port on the host.", ge=1, le=65535)
+    log: HostPath | None = Field(None, description="Its log, which says how far it has come.")
+    offset: int | None = Field(None, description="Byte of the log to begin at; new lines only by default.", ge=0)
 
 
 class Living(ModuleArgs):
@@ -57,23 +63,24 @@ class WaitArgs(ModuleArgs):
         HttpAnswer | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
     ] = Field(None, description="An address that is to answer.")
     log: LogLine | None = Field(None, description="A line that is to appear in a log.")
+    server: ServerReady | None = Field(None, description="An SGLang server that is to answer with a token.")
     timeout: Seconds = Field(300.0, description="How long to wait.")
     stall: Seconds | None = Field(None, description="Give up when the log has nothing new for this time.")
     while_alive: Living | None = Field(None, description="Give up when this dies.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if sum(goal is not None for goal in (self.port, self.path, self.http, self.log)) != 1:
-            raise ValueError("give one of `port`, `path`, `http`, `log`")
-        if self.stall is not None and self.log is None:
-            raise ValueError("`stall` goes with `log`")
+        if sum(goal is not None for goal in (self.port, self.path, self.http, self.log, self.server)) != 1:
+            raise ValueError("give one of `port`, `path`, `http`, `log`, `server`")
+        if self.stall is not None and self.log is None and self.server is None:
+            raise ValueError("`stall` goes with `log` or `server`")
         if self.log and self.log.path is None and not (self.while_alive and self.while_alive.process):
             raise ValueError("`log` needs a `path`, or a process in `while_alive`")
         return self
 
 
 class WaitFor(Action[WaitArgs]):
-    """Wait for a port, a path, an HTTP answer or a log line; always with an end, and with the reason if it fails.
+    """Wait for a port, a path, an HTTP answer, a log line or an SGLang server; it always ends, and says why it failed.
 
     The waiting is done on the host, so a slow link costs nothing. It ends early when the process it depends on dies,
     when the log says that it failed, or when the log stands still.
@@ -118,19 +125,18 @@ def call_of(args: WaitArgs) -> Call:
         if args.http.contains is not None:
             goal["contains"] = args.http.contains
         return Call("wait.http", {**goal, **common}, body)
-    assert args.log is not None
-    line = args.log.model_dump(exclude_none=True)
     stall = {"stall": args.stall} if args.stall is not None else {}
-    return Call("wait.log", {**line, **stall, **common})
+    if args.server is not None:
+        return Call("ready.wait", {**args.server.model_dump(exclude_none=True), **stall, **common})
+    assert args.log is not None
+    return Call("wait.log", {**args.log.model_dump(exclude_none=True), **stall, **common})
 
 
 def telling(progress: Progress) -> Callable[[Any, bytes], None]:
-    """Turns the agent's progress of a wait into a line for people."""
+    """Hands the agent's progress of a wait on to people."""
 
     def tell(data: Any, body: bytes) -> None:
-        if isinstance(data, dict) and "waited" in data:
-            note = f": {one_line(printable(str(data['note'])), 120)}" if data.get("note") else ""
-            limit = data.get("timeout")
-            progress(f"waited {duration(data['waited'])}{note}", data["waited"] / limit if limit else None)
+        if isinstance(data, dict) and "text" in data:
+            progress(one_line(str(data["text"]), 200), data.get("fraction"))
 
     return tell

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from opsctl.agent import process
 from opsctl.agent.logtail import Tail
+from opsctl.modules.wait_for import WaitArgs, call_of
 from opsctl.secret import Secret
 from tests.modules.conftest import InProcess, Play
 
@@ -146,3 +148,42 @@ def test_a_request_keeps_its_secrets_out_of_the_arguments(play: Play, server: st
 def test_an_answer_that_is_not_as_asked_for(play: Play, server: str, args: dict[str, Any], message: str) -> None:
     outcome = play.act("http", **{**args, "url": server + args["url"]})
     assert message in str(outcome.failed)
+
+
+@pytest.mark.parametrize(
+    ("args", "name", "call"),
+    [
+        (
+            {"port": 8000, "timeout": "20m"},
+            "wait.port",
+            {"port": 8000, "host": "127.0.0.1", "state": "open", "timeout": 1200.0},
+        ),
+        ({"path": "/x/y", "state": "absent"}, "wait.path", {"path": "/x/y", "state": "absent", "timeout": 300.0}),
+        (
+            {"http": "http://localhost:1/h", "while_alive": {"unit": "s.service"}},
+            "wait.http",
+            {
+                "url": "http://localhost:1/h",
+                "status": [200],
+                "timeout": 300.0,
+                "alive": {"unit": "s.service", "user": False},
+            },
+        ),
+        (
+            {"server": {"port": 30001, "log": "/var/log/s.log"}, "stall": "3m"},
+            "ready.wait",
+            {"port": 30001, "log": "/var/log/s.log", "stall": 180.0, "timeout": 300.0},
+        ),
+    ],
+)
+def test_what_is_asked_of_the_host(args: dict[str, Any], name: str, call: dict[str, Any]) -> None:
+    asked = call_of(WaitArgs.model_validate(args))
+    assert (asked.name, asked.args) == (name, call)
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"port": 1, "path": "/x"}, {"port": 1, "stall": 3}, {"log": {"pattern": "x"}}, {"port": 70000}]
+)
+def test_waits_that_make_no_sense(args: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        WaitArgs.model_validate(args)

@@ -1,0 +1,157 @@
+"""How well a server speculates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from opsctl.agent.protocol import Call
+from opsctl.errors import RemoteError, UsageError
+from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.secret import Secret
+from opsctl.sglang import probe as probing
+from opsctl.sglang.chat_template import ChatTemplate, read_template
+from opsctl.sglang.http import Server
+from opsctl.sglang.probe_findings import findings
+from opsctl.sglang.probe_result import summarise, to_json
+from opsctl.sglang.prompts import built_in, read_prompts
+from opsctl.sglang.served import ServerInfo
+from opsctl.text import printable
+
+_ABSENT = ("refused", "not-found")  # kinds of error that mean: no server of SGLang answers on this port
+
+
+class ProbeArgs(ModuleArgs):
+    port: int | None = Field(None, description="Port of the server; default: the one in the host's sglang section.")
+    prompts: str | None = Field(None, description="JSONL file of prompts; default: the built-in ones.")
+    concurrency: list[int] = Field([1], min_length=1, description="Requests at a time, one level after the other.")
+    max_tokens: int = Field(128, ge=2, description="Longest answer, in tokens.")
+    patience: float = Field(60.0, gt=0, description="Seconds after which enough has been measured.")
+    if_serving: bool = Field(
+        False, description="Measure for comparison only: no server, or one without speculation, is no failure."
+    )
+    compare_with: dict[str, Any] | None = Field(None, description="An earlier result of this module.")
+
+
+class Probe(Action[ProbeArgs]):
+    """Measure acceptance length, acceptance rate and speed of the running server.
+
+    Acceptance is counted from the server's own counters of each request, at temperature 0. What was measured can be
+    used in gates, unless `if_serving` says that it is for comparison only.
+    """
+
+    name = "probe"
+    args = ProbeArgs
+    read_only = True
+    measures: ClassVar[tuple[str, ...]] = ("accept_length", "accept_rate", "tokens_per_second")
+    examples = """
+- name: How well does it speculate?
+  when: false
+  probe: {max_tokens: 64}
+  register: measured
+"""
+
+    def reads_only(self, args: ProbeArgs) -> bool:
+        # What is in service can be measured in check mode; what the play is going to start cannot.
+        return args.if_serving
+
+    def run(self, args: ProbeArgs, host: Host, site: Site, progress: Progress) -> Outcome:
+        settings = site.variables.get("sglang") or {}
+        port = args.port or settings.get("port") or 30000
+        prompts = read_prompts(site.find("files", args.prompts)) if args.prompts else built_in()
+        plan = probing.Plan(prompts, tuple(args.concurrency), args.max_tokens, patience=args.patience)
+        with host.http(int(port)) as http:
+            key = settings.get("api_key")
+            server = Server(http, key if isinstance(key, Secret) else None)
+            try:
+                info = server.info()
+            except ConnectionError as error:
+                return _nothing(args, str(error))
+            except RemoteError as error:
+                if error.kind not in _ABSENT:
+                    raise
+                return _nothing(args, str(error))
+            if info.skip_tokenizer_init and args.if_serving and not args.prompts:
+                return _nothing(args, "the server takes token ids only")
+            template = _template(host, info)
+            measured = probing.measure(server, info, plan, template, _told(progress))
+        summary = summarise(measured)
+        noticed = findings(measured, summary, with_key=bool(key), simulated="")
+        return outcome(args, to_json(measured, summary), [f"{f.severity}: {printable(f.message)}" for f in noticed])
+
+
+def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outcome:
+    """What the play gets of a probe's result, the object of `opsctl probe --json`."""
+    figures = _figures(result)
+    length = figures.get("accept_length")
+    if length is None and not args.if_serving:
+        return Outcome(
+            {"serving": True, **figures},
+            failed="the server runs without speculation: there is no acceptance length to measure",
+            hint="`opsctl server status` shows its launch flags; --speculative-algorithm EAGLE3 is missing there",
+        )
+    return Outcome(
+        values={"serving": True, **figures, "probe": result},
+        measures={} if args.if_serving else figures,
+        lines=(*_lines(figures, result, args.compare_with), *noticed),
+    )
+
+
+def _figures(result: dict[str, Any]) -> dict[str, float]:
+    """The measures that there are: acceptance length, rate, and tokens/s of one request at the first concurrency."""
+    first = next(iter(result["throughput"].values()), {})
+    found = {
+        "accept_length": (result["accept_length"] or {}).get("mean"),
+        "accept_rate": result["accept_rate"],
+        "tokens_per_second": first.get("per_request"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _lines(figures: dict[str, float], result: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
+    lines = []
+    if accept := result["accept_length"]:
+        low, high = accept["ci95"]
+        lines.append(
+            f"acceptance length {accept['mean']:.2f} (95 %: {low:.2f} to {high:.2f}, {accept['verify_steps']} "
+            f"verify steps){_was('accept_length', before)}"
+        )
+    if "tokens_per_second" in figures:
+        lines.append(f"{figures['tokens_per_second']:.1f} tokens/s a request{_was('tokens_per_second', before)}")
+    return lines
+
+
+def _was(name: str, before: dict[str, Any] | None) -> str:
+    value = (before or {}).get(name)
+    return f", before: {value:.2f}" if isinstance(value, int | float) else ""
+
+
+def _nothing(args: ProbeArgs, why: str) -> Outcome:
+    if args.if_serving:
+        return Outcome({"serving": False}, lines=(f"nothing to compare with: {printable(why)}",))
+    return Outcome({"serving": False}, failed=why, hint="`opsctl server status` tells what runs on the host")
+
+
+def _template(host: Host, info: ServerInfo) -> ChatTemplate | None:
+    """The template in the served model's own folder, for servers that do not render messages themselves."""
+    folder = info.tokenizer_path or info.model_path
+
+    def read(name: str) -> str | None:
+        try:
+            return host.call(Call("files.read", {"path": f"{folder}/{name}"})).body.decode("utf-8", "replace")
+        except RemoteError:
+            return None
+
+    try:
+        return read_template(read) if folder else None
+    except UsageError:
+        return None  # a template that cannot be read is as good as none: the finding "no template" says so
+
+
+def _told(progress: Progress) -> Callable[[probing.Progress], None]:
+    def told(p: probing.Progress) -> None:
+        progress(f"{p.done}/{p.of} answers, {p.verify_steps} verify steps", p.done / p.of if p.of else None)
+
+    return told
