@@ -101,7 +101,7 @@ def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outc
 
 def _figures(result: dict[str, Any]) -> dict[str, float]:
     """The measures that there are: acceptance length, rate, and tokens/s of one request at the first concurrency."""
-    first = next(iter(result["throughput"].values()), {})
+    first: dict[str, Any] = next(iter(result["throughput"].values()), {})
     found = {
         "accept_length": (result["accept_length"] or {}).get("mean"),
         "accept_rate": result["accept_rate"],
