@@ -90,7 +90,7 @@ def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
         asked["process"] = Call("process.status", {"name": server.name})
         asked["listener"] = Call("process.listener", {"port": server.port})
     else:
-        asked["unit"] = Call("service.show", {"unit": server.unit, "user": server.user_unit})
+        asked["service"] = Call("service.show", {"unit": server.unit, "user": server.user_unit})
     if args.state == "stopped":
         return asked
     if server.launch is not None:
@@ -235,7 +235,7 @@ class _Unit(_Kind):
     """A unit of systemd."""
 
     def change(self) -> Change | None:
-        args, server, now = self.args, self.server, self.known["unit"].result
+        args, server, now = self.args, self.server, self.known["service"].result
         where = {"unit": server.unit, "user": server.user_unit}
         limit = {"timeout": args.stop_wait + 60}
         stop = Call("service.change", {**where, "actions": ["stop"], **limit, "keep": STOP})

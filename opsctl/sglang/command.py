@@ -59,16 +59,6 @@ def interpreter(settings: Mapping[str, Any]) -> str:
     return str(found or "python3")
 
 
-def systemd_quoted(argv: Sequence[str]) -> str:
-    """Words for ExecStart=: systemd has its own quotes, and gives a meaning to % and $."""
-    return " ".join(_systemd(word) for word in argv)
-
-
-def _systemd(word: str) -> str:
-    safe = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$").replace("\n", "\\n")
-    return f'"{safe}"' if not safe or any(c in safe for c in " \t'\";\\") else safe
-
-
 def _from_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[str]:
     named = {str(name).lstrip("-").replace("_", "-"): value for name, value in flags.items()}
     for setting, flag in DEFAULTS:
