@@ -17,7 +17,10 @@ SMI = "nvidia-smi"
 QUICK = 10.0  # seconds for a program that normally answers at once
 _CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
 _ALSO = ":/usr/sbin:/sbin:/usr/bin:/bin"  # a login without root often lacks the folders where these tools live
-_SHOWN = "Id,LoadState,ActiveState,SubState,Result,NRestarts,KillMode,MainPID,ControlGroup,User"
+_SHOWN = (
+    "Id,LoadState,ActiveState,SubState,Result,NRestarts,KillMode,MainPID,ControlGroup,User,"
+    "ActiveEnterTimestampMonotonic"
+)
 _KERNEL_LOG = (
     ["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", "-q"],
     ["dmesg", "--time-format", "iso"],

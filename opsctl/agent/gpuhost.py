@@ -17,6 +17,7 @@ def facts(root: str, folders: List[str]) -> Dict[str, Any]:
     proc, cpu = os.path.join(root, "proc"), os.path.join(root, "sys/devices/system/cpu")
     return {
         "now": time.time(),
+        "uptime": float((_text(proc, "uptime") or "0").split()[0]),
         "boot_id": _text(proc, "sys/kernel/random/boot_id"),
         "driver_loaded": _driver(root),
         "cmdline": _text(proc, "cmdline"),

@@ -11,7 +11,7 @@ from typing import Any
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Unreadable
 from opsctl.gpu import hosttext, klog, smi_errors, smi_xml
-from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun
+from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun, Unit
 from opsctl.gpu.ownership import ProcessEntry, ProcessTable, ServerRecord
 from opsctl.gpu.wanted import Wanted
 from opsctl.text import one_line
@@ -131,6 +131,7 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
     if found.get("listeners") is not None:
         fields.update(hosttext.listeners(found["listeners"]) or {"listeners": ()})
     if fields.get("unit"):
+        fields["unit"] = _aged(fields["unit"], found["unit"], said.get("uptime"))
         fields["server_pid"] = fields["unit"].main_pid or None
     if shards := found.get("weights"):
         fields.update(weights_missing=tuple(shards["missing"]), weights_found=shards["found"])
@@ -141,6 +142,11 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
             generate_timed_out=bool(answers.get("timed_out")),
         )
     return Host(**fields)
+
+
+def _aged(unit: Unit, shown: str, uptime: float | None) -> Unit:
+    since = re.search(r"^ActiveEnterTimestampMonotonic=([1-9]\d*)$", shown, re.MULTILINE)
+    return replace(unit, active_seconds=uptime - int(since[1]) / 1e6) if since and uptime else unit
 
 
 def _reasons(found: Json) -> tuple[tuple[str, str], ...]:

@@ -47,6 +47,11 @@ class HostReport:
     results: tuple[Result, ...]
     kernel: tuple[KernelEvent, ...] = ()
 
+    @property
+    def by_check(self) -> dict[str, Result]:
+        """The worst result of each check."""
+        return {r.check: r for r in sorted(self.results, key=lambda r: r.verdict.rank)}
+
     def as_json(self) -> dict[str, Any]:
         return {
             "host": self.host,

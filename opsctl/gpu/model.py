@@ -237,6 +237,7 @@ class Unit:
     kill_mode: str | None = None
     main_pid: int | None = None
     control_group: str | None = None
+    active_seconds: float | None = None  # since it became active
 
 
 @dataclass(frozen=True, slots=True)

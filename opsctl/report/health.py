@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
 
 from opsctl.gpu.judge import HostReport, Result
-from opsctl.gpu.model import Verdict
+from opsctl.gpu.model import KernelEvent, Verdict
 from opsctl.report import junit
 from opsctl.text import one_line, printable
 
@@ -44,7 +45,7 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
         last = next((r for r in before if r.host == report.host), None)
         if last is None:
             continue
-        old, new = _worst_by_check(last), _worst_by_check(report)
+        old, new = last.by_check, report.by_check
         lines += [
             f"changed {printable(report.host)} {check}: {old[check].verdict.value} → {result.verdict.value}  "
             f"{_subject(result)}{one_line(result.found.evidence)}"
@@ -52,10 +53,6 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
             if check in old and old[check].verdict is not result.verdict
         ]
     return lines
-
-
-def _worst_by_check(report: HostReport) -> dict[str, Result]:
-    return {r.check: r for r in sorted(report.results, key=lambda r: r.verdict.rank)}
 
 
 def write_junit(path: Path, reports: Iterable[HostReport]) -> None:
@@ -91,10 +88,23 @@ def _block(report: HostReport, verbose: bool) -> None:
             f"  {_word(result.verdict)} {result.check:<{width}}  "
             f"{_subject(result)}{one_line(result.found.evidence, 300)}"
         )
-        if result.remedy and result.check not in told:
-            told.add(result.check)
+        if result.remedy and result.remedy not in told:
+            told.add(result.remedy)
             command = f"  [{result.command}]" if result.command else ""
             typer.echo(f"  {'':<4} {'':<{width}}  → {result.remedy}{command}")
+    _incidents(report)
+
+
+def _incidents(report: HostReport) -> None:
+    """What the kernel reported, in its order: the first line of each kind and device tells what led to what."""
+    first: dict[tuple[object, ...], KernelEvent] = {}
+    for event in report.kernel:
+        if event.severity in ("fail", "warn"):
+            first.setdefault((event.kind, event.xid, event.bdf), event)
+    if len(first) > 1:
+        typer.echo("  kernel log, in order:")
+        for event in list(first.values())[:12]:
+            typer.echo(f"    {printable(event.time or '')}  {one_line(event.text, 160)}")
 
 
 def _subject(result: Result) -> str:
@@ -106,6 +116,6 @@ def _word(verdict: Verdict) -> str:
 
 
 def _counts(report: HostReport) -> str:
-    by_verdict = {v: len({r.check for r in report.results if r.verdict is v}) for v in Verdict}
+    by_verdict = Counter(r.verdict for r in report.by_check.values())
     words = {Verdict.FAIL: "failed", Verdict.WARN: "warned", Verdict.PASS: "passed", Verdict.SKIP: "not answerable"}
     return ", ".join(f"{by_verdict[v]} {words[v]}" for v in words if by_verdict[v])

@@ -217,3 +217,33 @@ def test_counters_count_from_the_last_look(healthy: FakeHost) -> None:
     assert judged(before) == "pass"
     healthy.write(f"sys/bus/pci/devices/{BUSES[0]}/aer_dev_nonfatal", "Undefined 0\nTOTAL_ERR_NONFATAL 8\n")
     assert judged(before) == "fail"
+
+
+@pytest.mark.parametrize(("waited", "verdict"), [(60, "pass"), (700, "warn"), (1300, "fail")])
+def test_server_that_never_listens(healthy: FakeHost, waited: int, verdict: str) -> None:
+    shown = UNIT.format("active", "running", "success", "mixed")
+    entered = f"ActiveEnterTimestampMonotonic={(5000 - waited) * 1000000}"
+    healthy.program("systemctl", f"cat <<'EOF'\n{shown}\n{entered}\nEOF")
+    healthy.program("ss", "exit 0")
+    healthy.write("proc/uptime", "5000.00 1.0\n")
+    assert healthy.verdicts(Wanted(unit="llm.service", port=1))["svc.port"] == verdict
+
+
+def _used_by(pid: int) -> str:
+    process = (
+        f"<process_info><pid>{pid}</pid><type>C</type><process_name>x</process_name><used_memory>4096 MiB</used_memory>"
+    )
+    used = re.sub(r"(?s)(<fb_memory_usage>.*?<used>)0 MiB", r"\g<1>4100 MiB", H100, count=1)
+    return re.sub(r"(?s)<processes>.*?</processes>", f"<processes>{process}</process_info></processes>", used, count=1)
+
+
+def test_memory_held_by_others(healthy: FakeHost) -> None:
+    """Out of sight it fails; another's is a warning once we know our own server; without one nobody can tell."""
+    healthy.replay(_used_by(900))
+    assert healthy.verdicts()["gpu.leftover"] == "fail"
+    healthy.process(900, "train.py", cgroup="/user.slice/theirs")
+    assert healthy.verdicts()["gpu.leftover"] == "pass"
+    healthy.program("systemctl", f"cat <<'EOF'\n{UNIT.format('active', 'running', 'success', 'mixed')}\nEOF")
+    assert healthy.verdicts(Wanted(unit="llm.service"))["gpu.leftover"] == "warn"
+    healthy.process(900, "train.py", cgroup="/s/llm.service")
+    assert healthy.verdicts(Wanted(unit="llm.service"))["gpu.leftover"] == "pass"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from opsctl.gpu import state
 from opsctl.gpu.checks.over import fail, merge, no_reading, over_gpus, sound, warn
 from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Reading, Verdict, skip
+from opsctl.gpu.ownership import Class, classify
 from opsctl.gpu.settings import Settings
 
 
@@ -233,4 +234,26 @@ def leftover(evidence: Evidence, settings: Settings) -> list[Found]:
             return warn(f"{text}; a display is active", free, limit)
         return fail(text, free, limit)
 
-    return over_gpus(evidence, judge, "memory in use or its owners are not listed")
+    found = over_gpus(evidence, judge, "memory in use or its owners are not listed")
+    owners = _owners(evidence, limit)
+    return sorted(owners + [f for f in found if f.verdict.rank > 1], key=lambda f: -f.verdict.rank) or found
+
+
+def _owners(evidence: Evidence, limit: float) -> list[Found]:
+    """Holders of much memory that /proc does not show, or that are not part of our server, where we know that one."""
+    table = evidence.table
+    if table is None:
+        return []
+    found = []
+    for owned in classify(table):
+        held = owned.gpu_memory_mib or 0
+        if held <= limit:
+            continue
+        if owned.klass is Class.INVISIBLE:
+            found.append(fail(f"pid {owned.pid} holds {held:.0f} MiB: {owned.proof}", owned.pid))
+        elif owned.klass is Class.FOREIGN and table.records:
+            name = owned.process.comm if owned.process else ""
+            found.append(
+                warn(f"{name} (pid {owned.pid}) holds {held:.0f} MiB and is not part of our server", owned.pid)
+            )
+    return found

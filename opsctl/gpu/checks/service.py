@@ -5,8 +5,9 @@ from __future__ import annotations
 from opsctl.gpu import state
 from opsctl.gpu.checks.host import unanswered
 from opsctl.gpu.checks.over import fail, sound, warn
-from opsctl.gpu.model import Evidence, Found
+from opsctl.gpu.model import Evidence, Found, Host
 from opsctl.gpu.settings import Settings
+from opsctl.text import duration
 
 
 def port(evidence: Evidence, settings: Settings) -> list[Found]:
@@ -16,13 +17,25 @@ def port(evidence: Evidence, settings: Settings) -> list[Found]:
     held = [(pid, program) for number, pid, program in host.listeners if number == host.port]
     active = host.unit is not None and host.unit.active == "active"
     if not held:
-        return [warn(f"the unit is active but nothing listens on {host.port}") if active else sound("free", host.port)]
+        return [_starting(host, settings) if active else sound("free", host.port)]
     pid, program = held[0]
     if host.server_pid is not None and pid is not None and pid != host.server_pid:
         return [fail(f"{program} (pid {pid}) holds port {host.port}, not our server", pid, host.server_pid)]
     if host.unit is not None and not active:
         return [fail(f"{program} (pid {pid or '?'}) holds port {host.port} while our unit is {host.unit.active}", pid)]
     return [sound(f"{program} (pid {pid or '?'}) listens", host.port)]
+
+
+def _starting(host: Host, settings: Settings) -> Found:
+    """The unit runs and nobody listens yet: loading takes minutes, but not for ever."""
+    waited = host.unit.active_seconds if host.unit else None
+    text = f"nothing listens on {host.port}"
+    if waited is None:
+        return warn(f"{text} although the unit is active", "free")
+    told = f"{text} after {duration(waited)}"
+    if waited > settings.limit("ready.fail"):
+        return fail(told, round(waited), settings.limit("ready.fail"))
+    return warn(told, round(waited)) if waited > settings.limit("ready.warn") else sound(f"{told}: loading")
 
 
 def unit(evidence: Evidence, settings: Settings) -> list[Found]:
