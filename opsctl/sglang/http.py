@@ -145,7 +145,7 @@ class Server:
             for event in _events(answer):
                 now = time.perf_counter() - begin
                 if "error" in event:
-                    raise self._refused(200, json.dumps(event["error"]))
+                    raise self._refused(_code(event["error"]), json.dumps(event["error"]))
                 last = event
                 tokens = int(event.get("meta_info", {}).get("completion_tokens") or 0)
                 chunks.append(Chunk(now, tokens))
@@ -251,6 +251,12 @@ def _grown_ids(sofar: list[int], new: list[int], total: int) -> list[int]:
 def _either(rank: dict[str, Any], name: str) -> int:
     value = rank.get(name)
     return value if isinstance(value, int) else 0
+
+
+def _code(error: Any) -> int:
+    """The HTTP status in an error that came inside a stream; 400 where there is none, as for a prompt too long."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and code >= 400 else 400
 
 
 def _message(body: str) -> str:

@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         shape.asked.append(body)
         prompt = body.get("text") or body["input_ids"]
         if len(prompt) > shape.longest_prompt:
-            return self._json({"error": {"message": "The input is longer than the model's context length"}}, 400)
+            return self._refuse("The input is longer than the model's context length")
         return self._stream(body)
 
     def _stream(self, body: dict[str, Any]) -> None:
@@ -126,6 +126,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self.shape.generated += total + self.shape.others
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def _refuse(self, message: str) -> None:
+        """Inside the stream, as SGLang does."""
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"data: " + json.dumps({"error": {"message": message}}).encode() + b"\n\ndata: [DONE]\n\n")
 
     def _json(self, value: object, status: int = 200) -> None:
         self._send(json.dumps(value).encode(), "application/json", status)

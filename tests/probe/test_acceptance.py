@@ -31,6 +31,11 @@ def test_the_same_six_cycles_read_the_same_in_every_version(version: str) -> Non
     assert (found.length, found.exact, found.bias) == (4.0, True, 0.0)
 
 
+@pytest.mark.parametrize("name", ["spec_accept_token_num", "spec_accepted_drafts", "spec_num_correct_drafts"])
+def test_the_count_is_read_without_a_histogram(name: str) -> None:
+    assert read_counters({"completion_tokens": 24, "spec_verify_ct": 6, name: 18}) == Counters(24, 6, 18)
+
+
 def test_a_rate_alone_gives_the_count_where_it_is_per_draft_step() -> None:
     # 0.5.4 and 0.5.5: rate = accepted / (steps * num_steps) = 12 / (12 * 3)
     meta = {"completion_tokens": 24, "spec_verify_ct": 12, "spec_accept_rate": 1 / 3}
