@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from opsctl.errors import UsageError
-from opsctl.secret import masked
+from opsctl.secret import Secret, masked
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import Source
 
@@ -68,6 +68,8 @@ def _problem(one: Any, path: tuple[str | int, ...], model: type[BaseModel], sour
         return UsageError(str(one["ctx"]["error"]), where=source.place(path))
     message = _PLAINLY.get(kind) or one["msg"].replace("Input should be", "expected")
     name = f"{last}: " if last and not last.isdigit() else ""
+    if isinstance(one["input"], Secret):
+        return UsageError(f"{name}a secret cannot stand here: it would be seen by others", where=source.place(path))
     return UsageError(f"{name}{message}, got {one_line(repr(masked(one['input'])), 80)}", where=source.place(path))
 
 

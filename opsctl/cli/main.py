@@ -29,6 +29,9 @@ class Entry:
     panel: str
 
 
+# Looking for pydantic plugins reads the metadata of every installed package: a tenth of a short run's time.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 _DO, _SEE, _WRITE = "Do", "See", "Write and check"
 
 COMMANDS: dict[str, Entry] = {

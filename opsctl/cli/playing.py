@@ -17,7 +17,7 @@ from opsctl.errors import Exit, OpsctlError, UsageError
 
 if TYPE_CHECKING:
     from opsctl.engine.events import Event
-    from opsctl.engine.run import Options
+    from opsctl.engine.options import Options
 
 Output = Literal["human", "jsonl", "github", "gitlab"]
 
@@ -54,11 +54,24 @@ class Showing:
 
 def play(options: Options, showing: Showing) -> Exit:
     """Run a playbook as `options` say. Raises UsageError before any host is touched."""
-    from opsctl.engine.run import execute, plan
+    from opsctl.engine import known
+    from opsctl.engine.connections import Connections
+    from opsctl.inventory import load
 
-    planned = plan(options)
-    with views(showing, check=options.check) as emit, stoppable() as stop:
-        return execute(planned, options, emit, stop, ask)
+    inventory = load(options.inventory)
+    with stoppable() as stop:
+        connections = Connections(stop.is_set, options.at_once)
+        try:
+            connections.begin(known.hosts(options, inventory))
+            # What follows is loaded while the first packets travel.
+            from opsctl.engine.run import execute, plan
+
+            planned = plan(options, inventory)
+            known.remember(options, inventory, planned.files, planned.first)
+            with views(showing, check=options.check) as emit:
+                return execute(planned, options, emit, stop, ask, connections)
+        finally:
+            connections.close()
 
 
 def ask(question: str) -> bool:

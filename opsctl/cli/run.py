@@ -68,8 +68,8 @@ def run(
 
       opsctl run health --check --exit-code
     """
+    from opsctl.engine.options import Options
     from opsctl.engine.params import parse_given
-    from opsctl.engine.run import Options
     from opsctl.quantities import seconds
 
     try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from opsctl import modules
 from opsctl.agent.protocol import Call, Reply
@@ -23,7 +21,11 @@ from opsctl.engine.unknown import Undecided
 from opsctl.errors import Conflict, Exit, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Host, Module
 from opsctl.remote.agent_client import OnProgress, Pending
-from opsctl.remote.host import RawResult, RemoteHost
+
+if TYPE_CHECKING:
+    import httpx
+
+    from opsctl.remote.host import RawResult, RemoteHost
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
 

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from opsctl.engine import journal, templating
+from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
 from opsctl.engine.execute import Interrupted, Reverted
 from opsctl.engine.hostrun import HostRun, PlayOnHost, tell_undone, undo
@@ -18,7 +20,6 @@ from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
 from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
-from opsctl.remote.host import RemoteHost, connect
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (
@@ -43,27 +44,26 @@ class Fleet:
     info: RunInfo
     emit: Callable[[Event], None]
     clock: Callable[[], float]
+    connections: Connections
     at_once: int = 32
     sessions: dict[str, Session] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
-    _pool: ThreadPoolExecutor | None = None
 
     def connect(self, hosts: Sequence[InventoryHost]) -> None:
-        """Begin to connect to hosts, without waiting. At most `at_once` are worked on at a time."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.at_once, thread_name_prefix="connect")
+        """Begin to connect to hosts, without waiting."""
+        self.connections.begin(hosts)
         for host in hosts:
             if host.name not in self.sessions:
-                connecting = self._pool.submit(self._connect, host)
+                connecting = self.connections.of(host)
                 self.sessions[host.name] = Session(host, self.info, connecting)
+                connecting.add_done_callback(partial(self._connected, host.name))
 
-    def _connect(self, host: InventoryHost) -> RemoteHost:
-        began = time.monotonic()
-        remote = connect(host.connection(), self.info.cancelled)
-        self.emit(HostConnected(at=self.clock(), host=host.name, seconds=time.monotonic() - began))
-        for warning in remote.warnings:
-            self.emit(Note(at=self.clock(), host=host.name, level="warning", message=warning))
-        return remote
+    def _connected(self, host: str, done: Future[Connected]) -> None:
+        if done.cancelled() or done.exception():
+            return  # told as the end of the host
+        self.emit(HostConnected(at=self.clock(), host=host, seconds=done.result().seconds))
+        for warning in done.result().remote.warnings:
+            self.emit(Note(at=self.clock(), host=host, level="warning", message=warning))
 
     def play(self, play: Play, hosts: Sequence[InventoryHost], on_host: Callable[[Session], PlayOnHost]) -> None:
         """Run a play on hosts, in its batches. How hosts end is in `ended`; those that failed before are left out."""
@@ -190,11 +190,7 @@ class Fleet:
         return next((code for code in _SEVERITY if code in codes), max(codes))
 
     def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for session in self.sessions.values():
-            session.close()
+        self.connections.close()
 
 
 def _plain_end(error: OpsctlError) -> tuple[HostStatus, Exit]:

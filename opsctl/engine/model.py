@@ -12,7 +12,9 @@ from opsctl.quantities import Duration
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, coerce_numbers_to_str=True, arbitrary_types_allowed=True, defer_build=True
+    )
 
 
 _DURATION: TypeAdapter[float] = TypeAdapter(Duration)
@@ -48,7 +50,7 @@ TemplatedDuration = Annotated[
 TemplatedCount = Annotated[
     int | str, BeforeValidator(lambda v: _or_template(_COUNT, v)), WithJsonSchema({"type": ["integer", "string"]})
 ]
-Names = Annotated[list[str], BeforeValidator(_listed)]
+Names = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 Condition = bool | str | list[bool | str]
 Variables = Annotated[dict[str, Any], BeforeValidator(_variables)]
 Number = int | float | str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opsctl.engine.model import Param
+from opsctl.engine.options import Given
 from opsctl.engine.scope import Layer
 from opsctl.engine.tasks import Play
 from opsctl.engine.templating import holds_template
@@ -21,17 +21,9 @@ from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import parse_yaml, plain_scalar, read_yaml
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A value given on the command line: as text whose type is still open, or as a value."""
-
-    value: Any
-    open: bool = False
-
-    @property
-    def untyped(self) -> Any:
-        """What it is when no param says its type."""
-        return plain_scalar(self.value) if self.open else self.value
+def untyped(given: Given) -> Any:
+    """What a value is when no param says its type."""
+    return plain_scalar(given.value) if given.open else given.value
 
 
 def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, Given]:
@@ -80,7 +72,7 @@ def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: 
 def param_layers(play: Play, given: Mapping[str, Given]) -> tuple[Layer, Layer]:
     """What the command line says, and the defaults of params (which may be templates). Raises UsageError."""
     at = play.at / "params"
-    said: dict[str, Any] = {name: value.untyped for name, value in given.items() if name not in play.keys.params}
+    said: dict[str, Any] = {name: untyped(value) for name, value in given.items() if name not in play.keys.params}
     defaults: dict[str, Any] = {}
     for name, param in play.keys.params.items():
         if name in given:

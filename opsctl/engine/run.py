@@ -8,25 +8,26 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from opsctl import __version__
 from opsctl.engine import find, journal, params, preflight, select, templating
+from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
-from opsctl.engine.fleet import Fleet
+from opsctl.engine.fleet import Fleet, batches
 from opsctl.engine.hostrun import PlayOnHost
 from opsctl.engine.loader import load_playbook
-from opsctl.engine.params import Given
+from opsctl.engine.options import Options
 from opsctl.engine.prepare import Surroundings
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play, Playbook, straight
 from opsctl.engine.templating import At
 from opsctl.errors import Exit, OpsctlError, UsageError
-from opsctl.inventory import Inventory, InventoryHost, load
+from opsctl.inventory import Inventory, InventoryHost
 from opsctl.secret import masked
 from opsctl.yaml_source import Source
 
@@ -35,30 +36,6 @@ _OUTCOMES = {
     Exit.ROLLED_BACK: "rolled back", Exit.CONFLICT: "conflict", Exit.GATE: "gate not met",
     Exit.ROLLBACK_FAILED: "rollback failed", Exit.INTERRUPTED: "interrupted", Exit.CHANGES: "changes needed",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the user asks for.
-
-    Attributes:
-        resume: the run to go on with.
-        exit_code: in check mode, end with CHANGES when something would change.
-    """
-
-    playbook: str
-    inventory: str | None = None
-    limit: str | None = None
-    given: Mapping[str, Given] = field(default_factory=dict)
-    tags: Sequence[str] = ()
-    skip_tags: Sequence[str] = ()
-    start_at: str | None = None
-    check: bool = False
-    exit_code: bool = False
-    yes: bool = False
-    lock_wait: float = 0.0
-    at_once: int = 32
-    resume: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +60,17 @@ class Plan:
     stages: tuple[Stage, ...]
 
     @property
+    def files(self) -> list[str]:
+        """Every file the playbook was read from."""
+        return [source.file for source in self.playbook.sources]
+
+    @property
+    def first(self) -> list[str]:
+        """Names of the hosts that the run begins with."""
+        stage = next(s for s in self.stages if s.hosts)
+        return [h.name for h in batches(stage.play, stage.hosts)[0]]
+
+    @property
     def hosts(self) -> list[InventoryHost]:
         return list({h.name: h for stage in self.stages for h in stage.hosts}.values())
 
@@ -90,10 +78,9 @@ class Plan:
 Ask = Callable[[str], bool]
 
 
-def plan(options: Options, inventory: Inventory | None = None) -> Plan:
+def plan(options: Options, inventory: Inventory) -> Plan:
     """Read and check everything. No host is touched. Raises UsageError with a place."""
     playbook = load_playbook(find.playbook(options.playbook))
-    inventory = inventory or load(options.inventory)
     limit = {h.name for h in inventory.select(options.limit)} if options.limit else None
     select.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
     start = select.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
@@ -153,7 +140,14 @@ def _uses_facts(play: Play) -> bool:
     return "facts" in templating.names_used(values)
 
 
-def execute(plan: Plan, options: Options, emit: Callable[[Event], None], stop: threading.Event, ask: Ask) -> Exit:
+def execute(
+    plan: Plan,
+    options: Options,
+    emit: Callable[[Event], None],
+    stop: threading.Event,
+    ask: Ask,
+    connections: Connections,
+) -> Exit:
     """Run what was planned. Raises UsageError if a question cannot be asked; what happens on hosts is in the events."""
     began = time.monotonic()
     clock = _clock(began)
@@ -163,7 +157,7 @@ def execute(plan: Plan, options: Options, emit: Callable[[Event], None], stop: t
         run=plan.run, meta=meta, check=options.check, cancelled=stop.is_set,
         lock_wait=options.lock_wait, resume=options.resume is not None,
     )  # fmt: skip
-    fleet = Fleet(info, emit, clock, options.at_once)
+    fleet = Fleet(info, emit, clock, connections, options.at_once)
     names = tuple(h.name for h in plan.hosts)
     emit(RunStarted(at=0.0, run=plan.run, playbook=plan.playbook.name, hosts=names, check=options.check,
                     started=meta["since"], version=__version__, variables=meta["vars"]))  # fmt: skip
@@ -261,7 +255,7 @@ def holder(run: str, playbook: str) -> dict[str, Any]:
 
 
 def _meta(plan: Plan, options: Options) -> dict[str, Any]:
-    variables = {name: given.untyped for name, given in options.given.items()}
+    variables = {name: params.untyped(given) for name, given in options.given.items()}
     for stage in plan.stages:
         variables |= stage.given.values
     known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__}

@@ -10,6 +10,7 @@ from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.engine import journal
+from opsctl.engine.connections import Connected
 from opsctl.errors import OpsctlError
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
@@ -43,7 +44,7 @@ class Session:
 
     host: InventoryHost
     info: RunInfo
-    connecting: Future[RemoteHost]
+    connecting: Future[Connected]
     registered: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     began: list[str | None] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Session:
 
     def remote(self) -> RemoteHost:
         """The connected host. Raises Unreachable."""
-        return self.connecting.result()
+        return self.connecting.result().remote
 
     def user(self, become: bool | str | None) -> RemoteHost:
         """The host as the user that a task wants to be."""
@@ -151,10 +152,6 @@ class Session:
         for user in self.began:
             self.wait(remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0], 60)
         self.began.clear()
-
-    def close(self) -> None:
-        if self.connecting.done() and not self.connecting.exception():
-            self.connecting.result().close()
 
 
 def remote_user(remote: RemoteHost) -> str | None:

@@ -27,7 +27,12 @@ TextOrSecret = str | _PLAIN_SECRET
 
 class _Strict(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, coerce_numbers_to_str=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        coerce_numbers_to_str=True,
+        protected_namespaces=(),
+        defer_build=True,
     )
 
 

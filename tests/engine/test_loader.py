@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from opsctl.engine.loader import load_playbook
-from opsctl.engine.run import Options, plan
+from opsctl.engine.options import Options
+from opsctl.engine.run import plan
 from opsctl.errors import UsageError
+from opsctl.inventory import load as load_inventory
 from opsctl.text import printable
 from tests.engine.world import Project
 
@@ -66,7 +68,7 @@ GOOD = """\
 def load(project: Project, text: str) -> None:
     path = project.write(text)
     load_playbook(path)
-    plan(Options(playbook=str(path), inventory=str(project.folder / "inventory.yaml")))
+    plan(Options(playbook=str(path)), load_inventory(project.folder / "inventory.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, HostEnded, TaskEnded
+from opsctl.engine.options import Options
 from opsctl.engine.params import parse_given
-from opsctl.engine.run import Options, execute, plan
+from opsctl.engine.run import execute, plan
 from opsctl.errors import Exit
+from opsctl.inventory import load
 
 E = TypeVar("E", bound=Event)
 
@@ -67,6 +70,7 @@ class Project:
             given=parse_given(e), **options,
         )  # fmt: skip
         events: list[Event] = []
-        planned = plan(chosen)
-        code = execute(planned, chosen, events.append, stop or threading.Event(), lambda question: False)
+        stop = stop or threading.Event()
+        planned = plan(chosen, load(chosen.inventory))
+        code = execute(planned, chosen, events.append, stop, lambda question: False, Connections(stop.is_set))
         return Ran(code, events)

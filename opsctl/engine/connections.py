@@ -1,0 +1,58 @@
+"""Connections of a run: begun early, side by side, each host once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from opsctl.inventory import InventoryHost
+from opsctl.remote.host import RemoteHost, connect
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    remote: RemoteHost
+    seconds: float  # that connecting took
+
+
+@dataclass(slots=True)
+class Connections:
+    """Connects to hosts, at most `at_once` at a time."""
+
+    cancelled: Callable[[], bool]
+    at_once: int = 32
+    _pool: ThreadPoolExecutor | None = None
+    _begun: dict[str, Future[Connected]] = field(default_factory=dict)
+
+    def begin(self, hosts: Iterable[InventoryHost]) -> None:
+        """Begin to connect, without waiting. Called from one thread only."""
+        for host in hosts:
+            if host.name not in self._begun:
+                self._pool = self._pool or ThreadPoolExecutor(self.at_once, thread_name_prefix="connect")
+                self._begun[host.name] = self._pool.submit(self._connect, host)
+
+    def of(self, host: InventoryHost) -> Future[Connected]:
+        """The connection to a host, begun if it was not. Its result raises Unreachable, HostKeyError, AuthFailed."""
+        self.begin([host])
+        return self._begun[host.name]
+
+    def _connect(self, host: InventoryHost) -> Connected:
+        began = time.monotonic()
+        remote = connect(host.connection(), self.cancelled)
+        return Connected(remote, time.monotonic() - began)
+
+    def close(self) -> None:
+        """Close all of them; those still on their way are closed as soon as they stand."""
+        pool, self._pool = self._pool, None
+        begun, self._begun = dict(self._begun), {}
+        for connecting in begun.values():
+            connecting.add_done_callback(_close)
+        if pool:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _close(done: Future[Connected]) -> None:
+    if not done.cancelled() and not done.exception():
+        done.result().remote.close()

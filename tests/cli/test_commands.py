@@ -1,0 +1,272 @@
+"""The commands around runs, as a user or a CI system calls them: output, files and exit codes."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from opsctl import modules
+from opsctl.cli.main import run as opsctl
+from opsctl.errors import Exit
+from tests.engine.world import Project
+
+PLAY = """\
+hosts: here
+on_failure: rollback
+vars: {token: !env OPSCTL_TEST_TOKEN}
+tasks:
+  - {name: file, copy: {dest: OUT/a, content: "one\\n"}}
+  - {name: read, shell: {cmd: "echo $T", env: {T: "{{ token }}"}, read_only: true}}
+"""
+BROKEN = PLAY + "  - {name: broken, command: {cmd: 'false', read_only: true}}\n"
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    project = Project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPSCTL_RECORDS", str(tmp_path / "records"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPSCTL_TEST_TOKEN", "t0psecretvalue")
+    return project
+
+
+@pytest.fixture
+def cli(project: Project, capfd: pytest.CaptureFixture[str]) -> Cli:
+    def call(*words: str) -> Said:
+        capfd.readouterr()
+        code = opsctl(list(words))
+        out, err = capfd.readouterr()
+        return Said(code, out, err)
+
+    return call
+
+
+def test_a_run_in_plain_lines(project: Project, cli: Cli) -> None:
+    project.write(PLAY)
+    said = cli("run", "play.yaml")
+    assert said.code == Exit.DONE
+    assert "here: changed: file" in said.out
+    assert "t0psecretvalue" not in said.out + said.err
+    assert cli("run", "play.yaml", "--check", "--exit-code").code == Exit.DONE
+    (project.out / "a").write_text("two\n")
+    checked = cli("run", "play.yaml", "--check", "--exit-code")
+    assert checked.code == Exit.CHANGES
+    assert "-two" in checked.out
+    assert "+one" in checked.out
+    assert (project.out / "a").read_text() == "two\n"
+
+
+def test_json_lines_are_the_whole_stdout(project: Project, cli: Cli) -> None:
+    project.write(PLAY)
+    said = cli("run", "play.yaml", "--output", "jsonl")
+    events = [json.loads(line) for line in said.out.splitlines()]
+    assert [events[0]["event"], events[-1]["event"]] == ["run_started", "run_ended"]
+    assert events[-1]["exit_code"] == said.code == Exit.DONE
+    assert "t0psecretvalue" not in said.out
+
+
+def test_reports_of_a_failed_run(project: Project, cli: Cli) -> None:
+    project.write(BROKEN)
+    said = cli("run", "play.yaml", "-o", "github", "--junit", "j.xml", "--summary", "s.md", "--report", "r.html")
+    assert said.code == Exit.ROLLED_BACK
+    assert not (project.out / "a").exists()
+    assert "::add-mask::t0psecretvalue" in said.out
+    error = next(line for line in said.out.splitlines() if line.startswith("::error"))
+    assert "file=play.yaml,line=7,col=5" in error
+    suite = ET.parse("j.xml").getroot()
+    failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert failed == ["broken"]
+    assert "| here |" in Path("s.md").read_text()
+    assert "rolled back" in Path("s.md").read_text()
+    page = Path("r.html").read_text()
+    assert "<svg" in page
+    assert "+one" in page
+    for text in (page, Path("s.md").read_text(), Path("j.xml").read_text()):
+        assert "t0psecretvalue" not in text
+
+
+def test_gitlab_gets_a_code_quality_report(project: Project, cli: Cli) -> None:
+    project.write(BROKEN)
+    cli("run", "play.yaml", "-o", "gitlab")
+    entries = json.loads(Path("gl-code-quality-report.json").read_text())
+    assert [(e["location"]["path"], e["location"]["lines"]["begin"]) for e in entries] == [("play.yaml", 7)]
+    assert len({e["fingerprint"] for e in entries}) == len(entries)
+
+
+def test_history_show_report_and_rollback(project: Project, cli: Cli) -> None:
+    project.write(PLAY)
+    (project.out / "a").write_text("before\n")
+    cli("run", "play.yaml")
+    listed = json.loads(cli("history", "--json").out)["runs"]
+    assert [(r["playbook"], r["outcome"]) for r in listed] == [("play", "done")]
+    run = listed[0]["run"]
+    there = json.loads(cli("history", "--host", "here", "--json").out)["runs"]
+    assert [(r["run"], r["outcome"], r["steps"]) for r in there] == [(run, "done", 1)]
+    assert "+one" in cli("show", run).out
+    assert run in cli("show", run, "--host", "here").out
+    assert cli("report", run, "-o", "page.html").code == Exit.DONE
+    assert run in Path("page.html").read_text()
+    refused = cli("rollback", run)
+    assert refused.code == Exit.USAGE  # there is nobody to ask
+    assert cli("rollback", run, "--yes").code == Exit.DONE
+    assert (project.out / "a").read_text() == "before\n"
+    assert json.loads(cli("history", "--host", "here", "--json").out)["runs"][0]["outcome"] == "rolled-back"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "plya.yaml"], ["plya.yaml"]),
+        (["run", "play.yaml", "--limit", "nobody"], ["nobody"]),
+        (["run", "play.yaml", "-e", "tokne=1"], ["tokne", "token"]),
+        (["run", "play.yaml", "-i", "missing.yaml"], ["missing.yaml"]),
+        (["run", "play.yaml", "--tags", "x"], ["'x'"]),
+        (["run", "play.yaml", "--lock-wait", "soon"], ["soon"]),
+        (["run", "play.yaml", "--resume", "20200101-000000-0000"], ["20200101-000000-0000"]),
+        (["show", "20200101"], ["20200101"]),
+        (["doc", "coppy"], ["copy"]),
+    ],
+)
+def test_mistakes_on_the_command_line(project: Project, cli: Cli, words: list[str], told: list[str]) -> None:
+    project.write(PLAY)
+    said = cli(*words)
+    assert said.code != Exit.DONE
+    assert said.code != Exit.BUG
+    for word in told:
+        assert word in said.err + said.out
+    assert list(project.out.iterdir()) == []
+
+
+def test_a_question_needs_somebody_to_answer_it(project: Project, cli: Cli) -> None:
+    task = "{file: {path: OUT/x, state: directory}}"
+    project.write('hosts: here\nconfirm: "Really, {{ inventory_hostname }}?"\ntasks:\n' + f"  - {task}\n")
+    said = cli("run", "play.yaml")
+    assert said.code == Exit.USAGE
+    assert "Really, here?" in said.err
+    assert not (project.out / "x").exists()
+    assert cli("run", "play.yaml", "--yes").code == Exit.DONE
+
+
+LINTED = """\
+hosts: here
+on_failure: rollback
+params:
+  api_token: {default: abcdefgh}
+vars: {unused: 1, fine: "{{ api_token }}"}
+handlers:
+  - {name: never, debug: "{{ fine }}"}
+tasks:
+  - command: mkdir /tmp/x
+  - debug: "{{ nope }} {{ maybe | default(1) }}"
+  - copy: {src: nowhere, dest: /x}
+gates:
+  - {measure: nothing_measures_this, at_least: 2}
+"""
+
+
+def test_lint(project: Project, cli: Cli) -> None:
+    project.write(LINTED)
+    said = cli("lint", "play.yaml", "--output", "json")
+    found = {(f["rule"], f["place"]["line"]) for f in json.loads(said.out)["findings"]}
+    assert found == {
+        ("secret", 4), ("unused", 5), ("handler", 7), ("module", 9), ("undo", 9), ("undefined", 10), ("file", 11),
+        ("gate", 13),
+    }  # fmt: skip
+    assert said.code == Exit.CHANGES
+    sarif = json.loads(cli("lint", "play.yaml", "-o", "sarif").out)
+    results = sarif["runs"][0]["results"]
+    assert {r["ruleId"] for r in results} == {rule for rule, _ in found}
+    assert {r["ruleId"] for r in results} <= {r["id"] for r in sarif["runs"][0]["tool"]["driver"]["rules"]}
+    project.write("hosts: here\ntaks: []\n")
+    assert cli("lint", "play.yaml").code == Exit.USAGE
+    project.write(PLAY)
+    assert cli("lint", "play.yaml").code == Exit.DONE
+
+
+def test_doc_says_everything_about_every_module(cli: Cli) -> None:
+    listed = json.loads(cli("doc", "--json").out)["modules"]
+    assert sorted(listed) == modules.names()
+    assert all(listed.values())
+    for name in modules.names():
+        page = cli("doc", name).out
+        for argument, field in modules.get(name).args.model_fields.items():
+            assert f"`{field.alias or argument}`" in page
+    assert "on_failure" in cli("doc", "play").out
+
+
+GOOD = """\
+- name: play
+  hosts: [here, there]
+  params: {x: {type: int, default: "{{ 1 }}"}}
+  serial: 25%
+  tasks:
+    - {name: a, copy: {dest: /x, content: 5, mode: "0644"}, when: [a, true], tags: x}
+    - {name: b, debug: text}
+    - {name: c, wait_for: {port: "{{ port }}"}}
+    - block:
+        - {command: "true"}
+      rescue:
+        - {include: more.yaml}
+  gates:
+    - {measure: m, at_least: "{{ x }}"}
+"""
+WRONG = [
+    ("tags: x}", "tagz: x}"),
+    ("debug: text", "debgu: text"),
+    ("dest: /x", "dset: /x"),
+    ("serial: 25%", "seriel: 25%"),
+    ("type: int", "type: integer"),
+    ("measure: m", "mesure: m"),
+    ("include: more.yaml", "include: [more.yaml]"),
+]
+
+
+def test_the_schema_accepts_good_playbooks_and_refuses_wrong_ones(cli: Cli) -> None:
+    schema = json.loads(cli("schema", "playbook").out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [e.message for e in validator.iter_errors(yaml.safe_load(GOOD))] == []
+    for old, new in WRONG:
+        assert old in GOOD
+        assert not validator.is_valid(yaml.safe_load(GOOD.replace(old, new))), new
+
+
+def test_the_schema_of_inventories(project: Project, cli: Cli) -> None:
+    schema = json.loads(cli("schema", "inventory").out)
+    validator = jsonschema.Draft202012Validator(schema)
+    good = {
+        "hosts": {"a": None, "b": {"port": 22, "sglang": {"tp": 8, "python": 3.1}}},
+        "groups": {"g": {"hosts": ["a"]}},
+    }
+    assert [e.message for e in validator.iter_errors(good)] == []
+    assert not validator.is_valid({"hosts": {"a": {"prot": 22}}})
+    assert not validator.is_valid({"hosts": {"a": {"sglang": {"tp": 0}}}})
+
+
+def test_inventory_list_and_check(project: Project, cli: Cli) -> None:
+    project.hosts("here", "other", extra="groups: {g: {hosts: [other]}}\n")
+    listed = json.loads(cli("inventory", "list", "--json").out)
+    assert [h["name"] for h in listed["hosts"]] == ["here", "other"]
+    assert listed["groups"] == {"g": ["other"]}
+    assert "other" not in cli("inventory", "list", "all:!g").out
+    said = cli("inventory", "check")
+    assert said.code == Exit.DONE
+    assert "other: ok" in said.out
