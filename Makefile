@@ -45,7 +45,7 @@ docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
 capture-gpu: $(READY)
-	$(BIN)/python -m opsctl.gpu.capture
+	$(BIN)/python -m tests.gpu.take_capture
 
 clean:
 	rm -rf $(VENV) site build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from opsctl.errors import Unreadable
 from opsctl.gpu import bundle, capture, klog, smi_table, smi_text
+from tests.gpu import take_capture
 from tests.gpu.judging import DATA, text_of, verdicts
 
 OLD_TABLE = """\
@@ -185,3 +187,17 @@ def test_damaged_archives_are_told(tmp_path: Path, damage: bytes) -> None:
 def test_everything_in_the_data_folder_is_recognised() -> None:
     for path in (p for p in DATA.rglob("*") if p.is_file() and p.suffix not in (".md", ".txt", ".json")):
         assert capture.read(path.read_text(errors="replace"), path.name) is not None, path.name
+
+
+def test_a_new_capture_names_nobody() -> None:
+    uuid = "GPU-0a1b2c3d-1111-2222-3333-0123456789ab"
+    text = (
+        f"<serial>1652922001234</serial><uuid>{uuid}</uuid><pdi>0xdeadbeef12345678</pdi><board_id>N/A</board_id>"
+        "<process_name>/home/jane/run</process_name>\n"
+        f"2025-01-01T00:00:00+0000 node7 kernel: NVRM: GPU at PCI: {uuid}\n"
+    )
+    found = take_capture.masked(text)
+    for secret in ("1652922001234", uuid, "deadbeef", "jane", "node7"):
+        assert secret not in found
+    assert len(set(re.findall(r"GPU-[0-9a-f-]{36}", found))) == 1
+    assert "<board_id>N/A</board_id>" in found
