@@ -208,7 +208,7 @@ CAUSES: tuple[Hypothesis, ...] = (
         _BACK,
     ),
     Hypothesis("aux-partial-sums", "the drafter gets partial sums of the target's states", _LOW, _all_reduce, _BACK),
-    Hypothesis("quantization-inherited", "the drafter is quantised like the target", _ANY_LOW, _quantised, _BACK),
+    Hypothesis("quantization-inherited", "the drafter is quantised like the target", _GARBAGE, _quantised, _BACK),
     Hypothesis(
         "old-code",
         "the process runs code from before the last patch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,10 @@ _SLOWS = frozenset({"degraded"})
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Checks that find the same kind of fault. prefixes: of check names; spared: subjects another group is about."""
+    """Checks that find the same kind of fault.
+
+    prefixes: of check names. spared: subjects another group is about. converts: `opsctl drafter convert` mends it.
+    """
 
     id: str
     claim: str
@@ -30,7 +34,7 @@ class Group:
     verdicts: frozenset[str]
     predicts: frozenset[Symptom]
     spared: tuple[str, ...] = ()
-    remedy: str = "opsctl drafter convert DIR OUT"
+    converts: bool = False
 
     def mine(self, fault: DrafterFault) -> bool:
         return (
@@ -55,7 +59,7 @@ GROUPS = (
           ("use-aux",), _GARBLES | _SLOWS, _GARBAGE),
     Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE),
     Group(_NAMES, "tensors have names that this loader drops without a word",
-          ("tensor",), _GARBLES | _SLOWS, _LOW, _OF_OTHERS),
+          ("tensor",), _GARBLES | _SLOWS, _LOW, _OF_OTHERS, converts=True),
     Group("drafter-garbage", "the drafter's weights or config make it draft garbage", ("",), _GARBLES, _LOW),
     Group("drafter-degraded", "the drafter's config loses acceptance", ("",), _SLOWS, _FAINT_OR_PARTIAL),
 )  # fmt: skip
@@ -77,10 +81,19 @@ def _condition(group: Group) -> Callable[[Evidence], Condition]:
             True,
             f"{first.subject}: {first.detail}",
             tuple(f"{f.subject}: {f.detail}" for f in found),
-            first.remedy or group.remedy,
+            _remedy(group, e, first),
         )
 
     return look
+
+
+def _remedy(group: Group, e: Evidence, first: DrafterFault) -> str:
+    """A command, where there is one: of the finding, of another finding about the same, or the conversion."""
+    related = [first, *(f for f in e.drafter or () if any(f.check.startswith(p) for p in group.prefixes if p))]
+    command = next((f.remedy for f in related if f.remedy.startswith("opsctl ")), None)
+    if command is None and group.converts:
+        command = f"opsctl drafter convert {shlex.quote(e.flags.draft_model or 'DIR')} NEW --to sglang"
+    return command or first.remedy or "opsctl drafter check DIR --full"
 
 
 def _group_of(fault: DrafterFault) -> Group | None:

@@ -40,7 +40,7 @@ GOOD = Evidence(
 LAYERS0 = DrafterFault(
     "tensor-unused", "silent-garbage", "layers.0.mlp.up_proj.weight", "dropped", "opsctl drafter convert"
 )
-NO_HEAD = DrafterFault("lm-head-missing", "silent-garbage", "lm_head.weight", "not in the files")
+NO_HEAD = DrafterFault("lm-head-missing", "silent-garbage", "lm_head.weight", "not in the files", "add the tensor")
 NO_AUX = DrafterFault("use-aux-hidden-state", "silent-garbage", "eagle_config", "use_aux_hidden_state is false")
 ABSOLUTE = DrafterFault("d2t-kind", "runtime-error", "d2t", "absolute ids")
 IDENTITY = DrafterFault("d2t-kind", "silent-garbage", "d2t", "all zero")
@@ -176,4 +176,18 @@ def test_ids_are_unique_and_json_is_complete() -> None:
     assert len(ids) == len(set(ids)) == len(CAUSES)
     assert all(h["predicts"] and h["seen"] for h in told["hypotheses"])
     assert told["cause"] == "lm-head-missing"
-    assert told["remedy"] == "opsctl drafter convert DIR OUT"
+    assert told["remedy"] == "add the tensor"
+
+
+def test_the_remedy_is_a_command_where_there_is_one() -> None:
+    names = replace(LAYERS0, remedy="rename them")
+    found = walked(at(1.85, drafter=(names,), source=MIDLAYER_ONLY))
+    assert found.cause
+    assert found.cause.remedy == "opsctl drafter convert /srv/drafter NEW --to sglang"
+    out_of_range = DrafterFault("d2t-range", "cuda-error", "d2t", "25 ids too large", "get another one")
+    kind = replace(ABSOLUTE, verdict="silent-garbage", remedy="opsctl drafter convert /srv/drafter NEW --to sglang")
+    error = LogError("crash", "IndexError: index out of range in self")
+    stopped = replace(GOOD, alive=False, measured=None, errors=(error,), drafter=(out_of_range, kind))
+    found = walked(stopped)
+    assert found.cause
+    assert (found.cause.id, found.cause.remedy) == ("d2t-crash", kind.remedy)
