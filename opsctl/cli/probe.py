@@ -77,7 +77,11 @@ def probe(
     result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
     outcomes = gates.judge(wanted, result)
     result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]
-    run = probe_store.keep(result, reached.name)
+    try:
+        run = probe_store.keep(result, reached.name)
+    except OSError as error:  # the figures are worth more than keeping them
+        run = None
+        typer.echo(f"warning: the result could not be kept: {error}", err=True)
     if report:
         even, steps = summary.break_even, info.speculative_num_steps
         _write(report, probe_page(result, curve(even, steps + 1) if even and steps else []))
@@ -87,7 +91,8 @@ def probe(
         sentence = words(summary, measured.info.speculative_num_steps)
         for line in probe_view.lines(result, sentence, noticed, outcomes):
             typer.echo(printable(line))
-        typer.echo(f"kept as run {run}")
+        if run:
+            typer.echo(f"kept as run {run}")
     if not all(o.holds for o in outcomes):
         raise typer.Exit(Exit.GATE)
 

@@ -259,6 +259,17 @@ def test_the_report_is_one_page_without_the_server_s_markup(probe: Probe, tmp_pa
     assert result["findings"][0]["message"].split(":")[0] in text
 
 
+def test_a_result_that_cannot_be_kept_is_still_told(
+    probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with serving(Shape()) as url:
+        code, result = probe(url)
+    assert code == Exit.DONE
+    assert (result["accept_length"]["mean"], result["run"]) == (4.0, None)
+
+
 def test_human_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     prompts = tmp_path / "p.jsonl"
