@@ -64,7 +64,7 @@ def change(
 def restore(call: Context, unit: str, keep: str, user: bool = False, timeout: float = 300.0) -> Dict[str, Any]:
     """Take a change back as far as it must be before other things are undone: stop it, put enablement back."""
     record = load(call, keep)
-    if record is None:
+    if record is None or record.get("undone"):
         return {"restored": False}
     before, now = record["before"], show(call, unit, user)
     started = any(action in record["actions"] for action in ("start", "restart"))
@@ -72,6 +72,7 @@ def restore(call: Context, unit: str, keep: str, user: bool = False, timeout: fl
         _do(call, user, "stop", unit, timeout)
     if now["enabled"] != before["enabled"]:
         _do(call, user, "enable" if before["enabled"] else "disable", unit, timeout)
+    save(call, keep, dict(record, undone=True))
     return {"restored": True}
 
 
@@ -81,8 +82,10 @@ def resume(call: Context, unit: str, keep: str, user: bool = False, timeout: flo
     if record is None:
         return {"started": False}
     now = show(call, unit, user)
-    if now.get("NeedDaemonReload") == "yes" or "daemon-reload" in record["actions"]:
+    first = "daemon-reload" in record["actions"] and not record.get("settled")
+    if now.get("NeedDaemonReload") == "yes" or first:
         _do(call, user, "daemon-reload", unit, timeout)
+        save(call, keep, dict(record, settled=True))
     if not record["before"]["up"]:
         return {"started": False}
     if now["up"]:

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from opsctl.agent import pids, process, service
+from opsctl.agent import container, pids, process, service
 from opsctl.agent.filestate import absolute
 from opsctl.agent.http import request
 from opsctl.agent.logtail import Tail
@@ -20,10 +20,11 @@ from opsctl.agent.protocol import AgentError, Context
 
 TICK = 0.2
 REPORT = 1.0
-LOOK_AT_UNIT = 5.0  # seconds between questions to systemd
+LOOK_ELSEWHERE = 5.0  # seconds between questions to systemd or docker
 TAIL_LINES = 20
 
-Alive = Dict[str, Any]  # {"process": NAME} | {"unit": NAME, "user": bool} | {"pid": PID, "start": TICKS}
+# {"process": NAME} | {"unit": NAME, "user": bool} | {"container": NAME} | {"pid": PID, "start": TICKS}
+Alive = Dict[str, Any]
 Probe = Callable[[], Tuple[Optional[Dict[str, Any]], str]]  # what was waited for, or None, and what is seen
 
 
@@ -160,7 +161,7 @@ class Watch:
         alive = self._alive
         if alive is None or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + (LOOK_AT_UNIT if "unit" in alive else TICK)
+        self._next = time.monotonic() + (LOOK_ELSEWHERE if "unit" in alive or "container" in alive else TICK)
         if "process" in alive and not process.is_alive(alive["process"]):
             raise died("process %s" % alive["process"], process.status(call, alive["process"]).get("log"))
         if "unit" in alive:
@@ -168,6 +169,8 @@ class Watch:
             if not now["up"]:
                 how = "%s (%s)" % (now.get("ActiveState"), now.get("Result"))
                 raise died("unit %s: %s" % (alive["unit"], how), None)
+        if "container" in alive and not container.look(call, alive["container"])["running"]:
+            raise died("container %s" % alive["container"], None)
         if "pid" in alive:
             seen = pids.look(alive["pid"])
             if seen is None or not seen.alive or seen.start != alive["start"]:

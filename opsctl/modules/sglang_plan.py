@@ -24,7 +24,7 @@ class Server:
 
     Attributes:
         name: of its process record, or of its unit.
-        unit: the systemd unit; None for a plain process.
+        unit, container: the systemd unit or docker container that serves; both None for a plain process.
         launch: words of its command, before a draft model is put in; None where a unit says it by itself.
         link: the link that names the release in service.
     """
@@ -34,6 +34,7 @@ class Server:
     bind: str
     unit: str | None
     user_unit: bool
+    container: str | None
     launch: list[str] | None
     env: Mapping[str, Text]
     cwd: str
@@ -59,28 +60,27 @@ def server(site: Site) -> Server:
     """The server that the inventory describes. Raises UsageError naming the setting that is missing."""
     settings: Mapping[str, Any] = site.variables.get("sglang") or {}
     port = int(settings.get("port") or 30000)
-    unit = settings.get("unit")
-    if settings.get("container"):
-        raise UsageError(
-            f"{site.host}: its server is a container ({settings['container']}), which `sglang_server` cannot restart",
-            hint="use `unit` or `launch` in the sglang section of the inventory",
-        )
-    launch = command.words(settings)
-    if launch is None and unit is None:
+    unit, container = settings.get("unit"), settings.get("container")
+    if unit and container:
+        raise UsageError(f"{site.host}: both `unit` and `container` are set; its server is one of them")
+    # A container is made with its command, which a restart cannot change.
+    launch = None if container else command.words(settings)
+    if launch is None and unit is None and container is None:
         raise UsageError(
             f"{site.host}: the inventory does not say how its server is started",
-            hint="set `launch` (command or flags) or `unit` in its sglang section",
+            hint="set `launch` (command or flags), `unit` or `container` in its sglang section",
         )
     log = settings.get("log")
     folder = posixpath.dirname(log) if log else settings.get("weights_root") or settings.get("checkout") or "~"
-    if log is None and unit is None:
+    if log is None and unit is None and container is None:
         log = posixpath.join(folder, f"sglang-{port}.log")
     return Server(
-        name=f"sglang-{port}",
+        name=container or f"sglang-{port}",
         port=port,
         bind=settings.get("bind") or "127.0.0.1",
         unit=None if unit is None else unit if "." in unit else f"{unit}.service",
         user_unit=settings.get("unit_scope") == "user",
+        container=container,
         launch=launch,
         env=settings.get("env") or {},
         cwd=settings.get("checkout") or "/",

@@ -52,8 +52,9 @@ class ServerArgs(ModuleArgs):
 class SglangServer(Module[ServerArgs]):
     """Have the host's SGLang server running with a given draft model, answering, or stopped.
 
-    What it runs comes from the host's `sglang` section: a launch command, or a systemd unit. One change stops the old
-    server, switches the release link, writes the launch file, starts the new server and waits for its first token.
+    What it runs comes from the host's `sglang` section: a launch command, a systemd unit or a container. One change
+    stops the old server, switches the release link, writes the launch file, starts the new server and waits for its
+    first token.
     Taken back, it stops the new server, restores link and files, starts the old server and waits for that.
     A server that opsctl did not start is left alone unless `adopt` says otherwise.
     """
@@ -76,7 +77,7 @@ class SglangServer(Module[ServerArgs]):
     def plan(self, args: ServerArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         server = plan_of.server(site)
         known = dict(zip(_questions(args, server), seen, strict=True))
-        kind = _Unit if server.unit else _Process
+        kind = _Unit if server.unit else _Container if server.container else _Process
         return kind(args, server, site, known).change()
 
     def result(self, args: ServerArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
@@ -86,7 +87,9 @@ class SglangServer(Module[ServerArgs]):
 
 def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
     asked: dict[str, Call] = {}
-    if server.unit is None:
+    if server.container is not None:
+        asked["container"] = Call("container.look", {"name": server.container})
+    elif server.unit is None:
         asked["process"] = Call("process.status", {"name": server.name})
         asked["listener"] = Call("process.listener", {"port": server.port})
     else:
@@ -164,7 +167,7 @@ class _Kind:
         args: dict[str, Any] = {"port": self.server.port, "timeout": self.args.ready_timeout, "alive": alive}
         if self.server.bind not in ("0.0.0.0", "::", "127.0.0.1"):
             args["host"] = self.server.bind
-        if self.server.unit is not None and self.server.log is not None:
+        if "process" not in alive and self.server.log is not None:
             args["log"] = self.server.log
         if self.args.stall is not None:
             args["stall"] = self.args.stall
@@ -284,3 +287,27 @@ class _Unit(_Kind):
         seen = self.known[LAUNCH]
         words = seen.body.decode("utf-8", "replace").replace("\\\n", " ").split()
         return plan_of.drafter_of([word.strip("'") for word in words])
+
+
+class _Container(_Kind):
+    """A docker container. Its command names the release link, so switching that and restarting is all there is."""
+
+    def change(self) -> Change | None:
+        args, name, now = self.args, self.server.name, self.known["container"].result
+        if not now["exists"]:
+            raise TaskFailed(f"there is no container {name}", hint="make it once, with the release link in its command")
+        limit = {"name": name, "wait": args.stop_wait}
+        stop = [Call("container.stop", {**limit, "keep": STOP})] if now["running"] else []
+        ready = self.wait({"container": name})
+        again = (Call("container.resume", {"name": name, "keep": STOP}), ready) if now["running"] else ()
+        if args.state == "stopped":
+            return Change(f"stop container {name}", tuple(stop), (), again) if stop else None
+        steps = _Steps()
+        self.files(steps, None)
+        if args.state == "started" and now["running"] and not steps.calls:
+            return None
+        start = Call("container.start", {"name": name, "keep": START})
+        undo = (Call("container.restore", {**limit, "keep": START}), *steps.undo)
+        verb = "restart" if now["running"] else "start"
+        summary = ", ".join([*steps.said, f"{verb} container {name}"])
+        return Change(summary, (*stop, *steps.calls, start, ready), undo, again)

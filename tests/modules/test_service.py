@@ -77,6 +77,7 @@ def test_a_restart_is_taken_back_by_stopping_first_and_starting_last(systemd: Sy
     play.run("service", name="sglang", state="restarted", enabled=True)
     assert systemd.told() == ["daemon-reload", "enable sglang.service", "restart sglang.service"]
     play.rollback()
+    play.rollback()  # a second time: nothing more to do
     assert systemd.told()[3:] == [
         "stop sglang.service",
         "disable sglang.service",

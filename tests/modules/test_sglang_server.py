@@ -176,7 +176,7 @@ def test_a_server_of_someone_else_is_left_alone_or_taken_over_and_given_back(ser
     ("change", "message"),
     [
         ({"launch": None}, "does not say how its server is started"),
-        ({"container": "sglang"}, "its server is a container"),
+        ({"container": "sglang", "unit": "sglang"}, "both `unit` and `container` are set"),
         ({"launch": ["python", Secret("key")]}, "launch is a Secret, which cannot stand in a command"),
     ],
 )
