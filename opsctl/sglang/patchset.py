@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opsctl.agent.protocol import Call
 from opsctl.errors import Exit, UsageError
 from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
 from opsctl.sglang.patches.base import Settled
@@ -112,6 +113,22 @@ def select(names: Sequence[str] = (), *, target: str | None = None) -> tuple[Pat
         return (*ALL, _AnyClass())
     about = [p for p in ALL if p.name in _ABOUT_TARGET and p is not KIMI_K25]
     return (KIMI_K25 if target == KIMI_K25.class_name else eagle3_capture(target), *about)
+
+
+def writing(tree: SourceTree, edits: Sequence[FileEdit]) -> Call:
+    """The call that makes the edits on the host, if every file is still as it was read; all or none."""
+    described = [{"path": e.path, "before": e.before_sha256, "size": len(e.after)} for e in edits]
+    return Call("source.write", {"root": tree.root, "edits": described}, b"".join(e.after for e in edits))
+
+
+def compiling(tree: SourceTree, edits: Sequence[FileEdit], python: str = "") -> Call:
+    """The call that compiles the edited files with the interpreter `python`; `failed` in its answer must be empty."""
+    return Call("source.compile", {"root": tree.root, "files": [e.path for e in edits], "python": python})
+
+
+def reversed_edits(edits: Iterable[FileEdit]) -> tuple[FileEdit, ...]:
+    """The edits that put everything back, byte for byte."""
+    return tuple(FileEdit(e.path, e.after, e.before) for e in edits)
 
 
 def judged_diff(name: str, answer: Mapping[str, Any]) -> Entry:

@@ -44,6 +44,12 @@ class Module:
         return {n.name: n for n in _top_level(self.tree.body) if isinstance(n, Function)}
 
     @cached_property
+    def entries(self) -> frozenset[str]:
+        """The classes that the module registers: `EntryClass = [...]`."""
+        values = [n.value for n in self.tree.body if isinstance(n, ast.Assign) and dotted(n.targets[0]) == "EntryClass"]
+        return frozenset(n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name))
+
+    @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
         """Name here -> (module file without suffix, name there), for what comes from the package."""
         found: dict[str, tuple[str, str]] = {}
@@ -116,7 +122,10 @@ def find_class(tree: SourceTree, path: str, name: str) -> list[ClassRef]:
 
 
 def resolve(tree: SourceTree, module: Module, name: str, before: int | None = None, depth: int = 8) -> ClassRef | None:
-    """The class that `name` means in `module`, at line `before`: a class may have the name of the import it extends."""
+    """The class that `name` means in `module`, at line `before`: a class may have the name of the import it extends.
+
+    Raises NotPython for a file on the way.
+    """
     here = [c for c in module.classes if c.name == name and (before is None or c.lineno < before)]
     if here:
         return ClassRef(module, here[-1])
@@ -124,10 +133,7 @@ def resolve(tree: SourceTree, module: Module, name: str, before: int | None = No
     if source is None or depth == 0:
         return None
     for path in (f"{source[0]}.py", f"{source[0]}/__init__.py"):
-        try:
-            there = parse(tree, path)
-        except NotPython:
-            continue
+        there = parse(tree, path)
         if there and (found := resolve(tree, there, source[1], depth=depth - 1)):
             return found
     return None

@@ -17,6 +17,8 @@ Reader = Callable[[Call], Reply]
 
 PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
 
+_MOST = 64 << 20  # bytes of source that the controller takes from a host
+
 DRAFTER = "srt/models/llama_eagle3.py"
 LLAMA = "srt/models/llama.py"
 KIMI = "srt/models/kimi_k25.py"
@@ -100,7 +102,10 @@ def request(root: str, classes: Iterable[str] = (), files: Iterable[str] = (), *
 def received(reply: Reply) -> SourceTree:
     """The tree in an answer to `request`. Raises RemoteError if the bytes are not those announced."""
     told: dict[str, Any] = reply.result
-    data = zlib.decompress(reply.body)
+    announced = sum(int(entry["size"]) for entry in told["files"])
+    if announced > _MOST:
+        raise RemoteError(f"the tree's files have {announced} bytes, more than {_MOST}", where=told["root"])
+    data = zlib.decompressobj().decompress(reply.body, announced + 1)
     files: dict[str, bytes] = {}
     heads: dict[str, bytes] = {}
     offset = 0

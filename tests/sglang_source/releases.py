@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -25,27 +26,20 @@ _PARTS = ("srt/models/", "srt/model_executor/", "srt/speculative/", "srt/manager
 def wheel(version: str) -> Path:
     """The wheel of a release, fetched where the cache does not have it."""
     found = sorted(CACHE.glob(f"sglang-{version}-*.whl"))
-    if not found:
-        CACHE.mkdir(parents=True, exist_ok=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--quiet",
-            "--dest",
-            str(CACHE),
-        ]
-        tag = ["--python-version", "3.11", "--platform", "manylinux_2_34_x86_64", "--platform", "any"]
-        done = subprocess.run([*pip, *tag, f"sglang=={version}"], capture_output=True, text=True, timeout=300)
-        found = sorted(CACHE.glob(f"sglang-{version}-*.whl"))
-        if not found:
-            reason = (done.stderr.strip().splitlines() or ["pip gave no file"])[-1]
-            pytest.skip(f"sglang {version} is not in {CACHE} and cannot be fetched: {reason}")
-    return found[-1]
+    return found[-1] if found else _fetch(version)
+
+
+def _fetch(version: str) -> Path:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:  # another test process may be fetching the same one
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+        command += ["--retries", "1", "--timeout", "20", "--only-binary", ":all:", "--python-version", "3.11"]
+        command += ["--platform", "manylinux_2_34_x86_64", "--platform", "any", f"sglang=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        for path in Path(folder).glob("*.whl"):
+            return path.replace(CACHE / path.name)
+    reason = (done.stderr.strip().splitlines() or ["pip gave no file"])[-1]
+    pytest.skip(f"sglang {version} is not in {CACHE} and cannot be fetched: {reason}")
 
 
 def checkout(version: str, folder: Path) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import AgentError, Call
+from opsctl.agent.protocol import AgentError
 from opsctl.errors import Exit
 from opsctl.sglang import patchset
 from opsctl.sglang.patchset import FileEdit, Plan, Report
@@ -99,6 +100,15 @@ EDITS = [
         KIMI,
         "    def pad_input_ids(",
         "    def pad_input_ids((",
+        "kimi-k25-eagle3",
+        "conflict",
+        "not valid Python",
+    ),
+    (
+        "a syntax error in the language model",
+        f"{MODELS}/deepseek_v2.py",
+        "class DeepseekV2ForCausalLM(",
+        "class DeepseekV2ForCausalLM((",
         "kimi-k25-eagle3",
         "conflict",
         "not valid Python",
@@ -233,12 +243,9 @@ def plan(root: Path, *names: str) -> Plan:
 
 
 def write(root: Path, *edits: FileEdit) -> None:
-    described = [{"path": e.path, "before": e.before_sha256, "size": len(e.after)} for e in edits]
-    here(Call("source.write", {"root": str(root), "edits": described}, b"".join(e.after for e in edits)))
-
-
-def undone(edits: tuple[FileEdit, ...]) -> tuple[FileEdit, ...]:
-    return tuple(FileEdit(e.path, e.after, e.before) for e in edits)
+    tree = load(here, str(root))
+    here(patchset.writing(tree, edits))
+    assert here(patchset.compiling(tree, edits, sys.executable)).result["failed"] == []
 
 
 @pytest.mark.parametrize(
@@ -295,7 +302,7 @@ def test_apply_and_revert_byte_for_byte(copy_of: MakeTree, line_end: str) -> Non
     assert plan(root).edits == ()
     assert status(root, "kimi-k25-eagle3").exit_code is Exit.DONE
 
-    write(root, *undone(found.edits))
+    write(root, *patchset.reversed_edits(found.edits))
     assert {p: p.read_bytes() for p in root.rglob("*.py")} == before
 
 

@@ -49,6 +49,7 @@ CAPTURE = {
     ("0.5.23", "Qwen3VLForConditionalGeneration"): U,
     ("0.5.23", "InternVLChatModel"): N,
     ("0.5.23", "KimiK3ForConditionalGeneration"): X,
+    ("0.5.23", "Qwen3Model"): X,  # two files have one; one registers it
 }
 
 

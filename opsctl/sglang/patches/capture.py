@@ -108,6 +108,8 @@ class Delegation:
         found = [c for path in paths for c in find_class(tree, path, self.class_name)]
         if not found:
             raise not_applicable(f"this tree has no class {self.class_name}", self.path)
+        if len({c.module.path for c in found}) > 1:
+            found = [c for c in found if c.name in c.module.entries] or found
         if len(found) > 1:
             places = ", ".join(f"{tree.shown(c.module.path)}:{c.node.lineno}" for c in found)
             raise conflict(
@@ -117,7 +119,7 @@ class Delegation:
             )
         return found[0]
 
-    def delegates(self, tree: SourceTree, cls: ClassRef, name: str) -> bool:
+    def delegates(self, cls: ClassRef, name: str) -> bool:
         """Whether the class's own method hands the call on."""
         method = cls.own(name)
         return method is not None and _hands_on(method, name)

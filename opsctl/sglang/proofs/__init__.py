@@ -49,6 +49,7 @@ def _proof(tree: SourceTree, patch: Patch) -> dict[str, Any] | None:
     if isinstance(patch, Delegation):
         cls = patch.class_in(tree)
         inner = language_model(tree, cls)
+        methods = [m for m in (*patch.methods, *({SET} - {*patch.methods})) if cls.own(m)]
         if inner is None:
             return None
         return {
@@ -56,7 +57,7 @@ def _proof(tree: SourceTree, patch: Patch) -> dict[str, Any] | None:
             "path": cls.module.path,
             "class": cls.name,
             "inner": inner.attribute,
-            "methods": [m for m in (*patch.methods, *({SET} - {*patch.methods})) if patch.delegates(tree, cls, m)],
+            "methods": [m for m in methods if patch.must_delegate or patch.delegates(cls, m)],
         }
     if isinstance(patch, GraphLayerIds):
         return {"proof": "graph_layer_ids", "paths": [p for p in (GRAPH_RUNNER, MODEL_RUNNER) if p in tree.files]}

@@ -1,0 +1,98 @@
+"""What runs on the host: compiling and proving with its own interpreter, and what arrives damaged."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from opsctl.agent.protocol import AgentError, Call, Reply
+from opsctl.errors import RemoteError
+from opsctl.sglang import patchset, proofs
+from opsctl.sglang.tree import DRAFTER, SourceTree, here, load, received, request
+from tests.sglang_source.conftest import MakeTree
+
+
+def patched(root: Path, *names: str) -> tuple[SourceTree, patchset.Plan]:
+    tree = load(here, str(root))
+    plan = patchset.plan(tree, patchset.select(names))
+    return tree.having({tree.inside(e.path): e.after for e in plan.edits}), plan
+
+
+def test_compile_names_the_file_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("x = 1\n")
+    (tmp_path / "bad.py").write_text("x = (\n")
+    arguments = {"root": str(tmp_path), "files": ["good.py", "bad.py"], "python": sys.executable}
+    found = here(Call("source.compile", arguments)).result
+    assert [f["path"] for f in found["failed"]] == ["bad.py"]
+    assert "bad.py, line 1" in found["failed"][0]["message"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.py", "good.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("eagle3-loader-names", b'"midlayer.")', b'"midlayers.")', "does not fill the draft layer"),
+        ("eagle3-loader-strict", b"if missing or unused:", b"if missing:", "a surplus tensor"),
+        ("eagle3-loader-strict", b"if missing or unused:", b"if unused:", "no head"),
+        ("eagle3-loader-strict", b'provided.append("embed_tokens.")', b"pass", "does not load"),
+        ("eagle3-d2t-guard", b"if repeated:", b"if False:", "'repeats'"),
+        ("eagle3-d2t-guard", b"0 <= target_id < vocab_size", b"0 <= target_id", "'vocabulary'"),
+        ("eagle3-fc-guard", b"!= self.fc.in_features", b"> self.fc.in_features", "do not raise"),
+        ("eagle3-fc-guard", b"not forward_batch.forward_mode.is_decode_or_idle()", b"True", "while drafting"),
+        (
+            "eagle3-graph-layer-ids",
+            b"(\n                self.model_runner.eagle_aux",
+            b"(\n                not self.model_runner.eagle_aux",
+            "instead of the configured",
+        ),
+        (
+            "kimi-k25-eagle3",
+            b"return self.language_model.get_embed",
+            b"self.language_model.get_embed",
+            "get_embed_and_head",
+        ),
+    ],
+)
+def test_a_proof_fails_where_the_code_does_not_behave(
+    name: str, old: bytes, new: bytes, told: str, release: MakeTree
+) -> None:
+    tree, plan = patched(release("0.5.9"), name)
+    sound = proofs.request(tree, plan.applied)
+    assert sound is not None
+    assert proofs.failures(here(sound)) == ()
+    paths = [tree.inside(e.path) for e in plan.edits if old in e.after]
+    assert paths
+    broken = tree.having({path: tree.files[path].replace(old, new) for path in paths})
+    asked = proofs.request(broken, plan.applied)
+    assert asked is not None
+    assert any(told in failure for failure in proofs.failures(here(asked)))
+
+
+def test_a_proof_that_cannot_run_is_a_failure(release: MakeTree) -> None:
+    tree, plan = patched(release("0.5.9"), "eagle3-fc-guard")
+    asked = proofs.request(
+        tree.having({DRAFTER: tree.files[DRAFTER].replace(b"self.has_fc\n", b"self.has_it\n")}), plan.applied
+    )
+    assert asked is not None
+    assert "AttributeError" in proofs.failures(here(asked))[0]
+    with pytest.raises(AgentError, match="not on this host"):
+        here(Call("source.prove", {"script": "", "python": "/nowhere/python3"}))
+
+
+def test_damaged_and_oversized_answers_are_refused(release: MakeTree) -> None:
+    answer = here(request(str(release("0.5.9"))))
+    data = zlib.decompress(answer.body)
+    with pytest.raises(RemoteError, match="damaged"):
+        received(Reply(answer.result, zlib.compress(b"x" + data[1:])))
+    bomb = {**answer.result, "files": [{"path": "a.py", "size": 1 << 40, "sha256": "", "head": False}]}
+    with pytest.raises(RemoteError, match="more than"):
+        received(Reply(bomb, zlib.compress(bytes(1 << 20))))
+
+
+def test_edits_must_name_every_byte_of_the_body(release: MakeTree) -> None:
+    root = release("0.5.9")
+    with pytest.raises(AgentError, match="the body has 3 bytes"):
+        here(Call("source.write", {"root": str(root), "edits": []}, b"abc"))
