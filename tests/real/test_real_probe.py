@@ -62,7 +62,8 @@ def test_probe_counts_as_the_server_and_diagnose_names_the_fault(
     assert accept["exact"]
     # Every cycle brings a token beside the accepted ones; each answer's first token comes before them, and the limit
     # may cut its last cycle.
-    produced = accept["mean"] * accept["verify_steps"]
+    produced = sum((accepted + 1) * count for accepted, count in enumerate(accept["histogram"]))
+    assert accept["mean"] == pytest.approx(produced / accept["verify_steps"], abs=1e-4)
     assert 2 * (TOKENS - 1) <= produced <= 2 * (TOKENS - 1 + 3)
     assert sum(accept["histogram"]) == accept["verify_steps"]
     assert result["server"]["version"] == variant.version
