@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opsctl import modules
-from opsctl.agent.protocol import Call, Reply
+from opsctl.agent.protocol import Reply
 from opsctl.engine import journal, templating
 from opsctl.engine.events import Status
 from opsctl.engine.model import count_of, duration_of
@@ -18,22 +18,16 @@ from opsctl.engine.scope import Layer
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Task
 from opsctl.engine.unknown import Undecided
-from opsctl.errors import Conflict, Exit, OpsctlError, RemoteError, Unreachable, UsageError
-from opsctl.modules.contract import Action, Change, Host, Module
+from opsctl.engine.watched import Interrupted, Watched
+from opsctl.errors import Conflict, OpsctlError, RemoteError, Unreachable, UsageError
+from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
-    from opsctl.remote.host import RawResult, RemoteHost
-
+RECONNECTS, RECONNECT_AFTER = 5, 2.0  # attempts to find a supervised change again, and seconds between them
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
-
-
-class Interrupted(OpsctlError):
-    """The user stopped the run."""
-
-    exit_code = Exit.INTERRUPTED
 
 
 @dataclass(slots=True)
@@ -42,6 +36,7 @@ class Doing:
 
     Attributes:
         tell: shows progress: a line, and a fraction where one is known.
+        reconnected: called after the connection was made anew: what was under way on the old one is lost.
         applied: called as soon as a change has been sent, so that what follows can be observed in the same write.
         deadline: when the play's time on this host is over, by the monotonic clock.
     """
@@ -50,6 +45,7 @@ class Doing:
     session: Session
     tell: Callable[[str, float | None], None]
     applied: Callable[[Pending], None]
+    reconnected: Callable[[], None]
     deadline: float | None = None
 
     def run(self, item: Item, seen: Sequence[Pending] | None) -> Result:
@@ -64,6 +60,8 @@ class Doing:
                 break
             self.tell(f"attempt {attempt + 1} of {retries + 1}: {result.summary}", None)
             self._pause(delay)
+            if result.status == "unreachable":
+                self._reconnect()
         else:
             raise AssertionError("a task runs at least once")
         if not result.failed and result.status != "unknown" and self._again(result, item):
@@ -71,6 +69,16 @@ class Doing:
                 TaskUnmet(f"`until` does not hold after {retries + 1} attempts", where=self.task.at.place)
             )
         return result
+
+    def _reconnect(self) -> bool:
+        """Try to connect again. Whether that was possible."""
+        try:
+            self.session.reconnect()
+        except OpsctlError as error:
+            self.tell(f"connecting again: {error.message}", None)
+            return False
+        self.reconnected()
+        return True
 
     def _again(self, result: Result, item: Item) -> bool:
         if result.status in ("failed", "unreachable"):
@@ -204,10 +212,27 @@ class Doing:
             within = duration_of(templating.render(said, item.scope, at))
         sent = self.session.apply(self.task.become, self.task.name, change, within, self._progress())
         self.applied(sent)
-        reply = self.session.wait(sent, timeout)
+        try:
+            reply = self.session.wait(sent, timeout)
+        except Unreachable:
+            if not self.session.supervised:
+                raise
+            reply = self._follow(timeout)
         if reply.result.get("state") == "reverted":
             raise Reverted.of(reply, self.session.name)
         return journal.replies(reply)
+
+    def _follow(self, timeout: float | None) -> Reply:
+        """Listen again to a supervised change after the connection was lost: it goes on without us."""
+        for _ in range(RECONNECTS):
+            self.tell("the connection was lost; the host goes on by itself", None)
+            self._pause(RECONNECT_AFTER)
+            if self._reconnect():
+                call = journal.follow(self.session.info.run)
+                sent = self.session.remote().send([call], on_progress=self._progress())[0]
+                return self.session.wait(sent, timeout)
+        raise Unreachable("the host is lost; it takes the change back by itself unless that is confirmed",
+                          where=self.session.name)  # fmt: skip
 
     def _progress(self) -> OnProgress:
         def on_progress(data: Any, body: bytes) -> None:
@@ -252,46 +277,3 @@ def _status(change: Change, values: dict[str, Any]) -> Status:
     if values.get("changed") is False:
         return "ok"
     return "ran" if change.unknown is not None else "changed"
-
-
-class Watched(Host):
-    """A host as an action sees it: within the task's time, stopped by Ctrl-C, noting whether it was asked at all."""
-
-    def __init__(self, remote: RemoteHost, session: Session, timeout: float | None) -> None:
-        self._remote, self._session = remote, session
-        self._deadline = None if timeout is None else time.monotonic() + timeout
-        self.asked = False
-
-    @property
-    def name(self) -> str:
-        return self._remote.name
-
-    def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
-        return self._session.wait(self._send([call], on_progress)[0], self._limit(timeout))
-
-    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
-        return [self._session.wait(pending, self._limit(timeout)) for pending in self._send(calls, None)]
-
-    def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
-        self.asked = True
-        return self._remote.raw(command, timeout=self._limit(timeout) or timeout)
-
-    def http(self, port: int) -> httpx.Client:
-        self.asked = True
-        return self._remote.http(port)
-
-    def __getattr__(self, name: str) -> Any:
-        self.asked = True
-        return getattr(self._remote, name)
-
-    def _send(self, calls: Sequence[Call], on_progress: OnProgress | None) -> list[Pending]:
-        self.asked = True
-        if self._session.info.cancelled():
-            raise Interrupted("stopped", where=self.name)
-        return self._remote.send(calls, on_progress=on_progress)
-
-    def _limit(self, timeout: float | None) -> float | None:
-        if self._deadline is None:
-            return timeout
-        left = max(0.1, self._deadline - time.monotonic())
-        return left if timeout is None else min(timeout, left)

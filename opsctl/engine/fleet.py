@@ -12,12 +12,13 @@ from functools import partial
 from opsctl.engine import journal, templating
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
-from opsctl.engine.execute import Interrupted, Reverted
+from opsctl.engine.execute import Reverted
 from opsctl.engine.hostrun import HostRun, PlayOnHost, tell_undone, undo
 from opsctl.engine.model import duration_of
 from opsctl.engine.scope import Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
+from opsctl.engine.watched import Interrupted
 from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
 
@@ -174,6 +175,8 @@ class Fleet:
                                message=f"the journal could not be closed: {second.message}"))  # fmt: skip
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
+            if session.supervised:
+                hint = hint or "the host takes the change back by itself when the time to confirm it is over"
             hint = hint or f"what was done is kept: opsctl run --resume {run}, or opsctl rollback {run}"
         self.emit(HostEnded(at=self.clock(), host=session.name, status=ended.status, counts=dict(session.counts),
                             message=message, hint=hint))  # fmt: skip
@@ -190,6 +193,8 @@ class Fleet:
         return next((code for code in _SEVERITY if code in codes), max(codes))
 
     def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
         self.connections.close()
 
 

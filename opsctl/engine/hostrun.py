@@ -157,6 +157,7 @@ class HostRun:
             session=self.session,
             tell=lambda text, fraction: self._progress(task, text, fraction),
             applied=lambda pending: self._changing(task, pending, prepared),
+            reconnected=self._ahead.forget,
             deadline=self.deadline,
         )
         results: list[Result] = []

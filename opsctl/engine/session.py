@@ -15,7 +15,9 @@ from opsctl.errors import OpsctlError
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
 from opsctl.remote.agent_client import OnProgress, Pending
-from opsctl.remote.host import RemoteHost
+from opsctl.remote.host import RemoteHost, connect
+
+LOST_AGENT = 60.0  # seconds until an agent whose connection is gone has certainly noticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Session:
     notified: list[str] = field(default_factory=list)
     past: list[journal.PastRun] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    locked: bool = False
+    lock: str | None = None  # the lock that is held
     supervised: bool = False
     reverted: bool = False
     changed: bool = False  # something has changed, or in check mode would
@@ -78,20 +80,41 @@ class Session:
         """Take the lock and ask for unfinished runs, without waiting: observations may follow at once."""
         remote = self.remote()
         first: list[Pending] = []
-        if lock and not self.locked:
-            holder = {k: self.info.meta[k] for k in ("who", "from", "run", "playbook", "since") if k in self.info.meta}
-            first += remote.send([Call("lock.take", {"name": lock, "holder": holder, "wait": self.info.lock_wait})])
+        if lock and not self.lock:
+            first += remote.send([self._take(lock, self.info.lock_wait)])
         if not self.info.check:
             first += remote.send([journal.list_runs()])
         return first
 
     def opened(self, first: list[Pending], lock: str | None) -> None:
         """Wait for the answers to `open`. Raises Locked."""
-        if lock and not self.locked:
+        if lock and not self.lock:
             self.wait(first.pop(0), self.info.lock_wait + 60)
-            self.locked = True
+            self.lock = lock
         if first:
             self.past = journal.past_runs(self.wait(first[0], 60))
+
+    def _take(self, lock: str, wait: float) -> Call:
+        holder = {k: self.info.meta[k] for k in ("who", "from", "run", "playbook", "since") if k in self.info.meta}
+        return Call("lock.take", {"name": lock, "holder": holder, "wait": wait})
+
+    def reconnect(self) -> None:
+        """Connect again after the connection was lost, and go on with the run where it was. Raises Unreachable, Locked.
+
+        The agent of the lost connection may live on for a while, with our lock in its hands. A supervisor keeps lock
+        and run to itself: then there is nothing to take.
+        """
+        old = self.connecting.result().remote
+        old.close()
+        remote = connect(self.host.connection(), self.info.cancelled)
+        self.connecting = Future()
+        self.connecting.set_result(Connected(remote, 0.0))
+        if self.supervised:
+            return
+        if self.lock:
+            self.wait(remote.send([self._take(self.lock, LOST_AGENT)])[0], LOST_AGENT + 60)
+        for user in self.began:
+            self.wait(remote.as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0], 60)
 
     def wait(self, pending: Pending, timeout: float | None) -> Reply:
         """The reply of a call; Ctrl-C cancels it meanwhile."""
@@ -152,6 +175,10 @@ class Session:
         for user in self.began:
             self.wait(remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0], 60)
         self.began.clear()
+
+    def close(self) -> None:
+        if self.connecting.done() and not self.connecting.cancelled() and not self.connecting.exception():
+            self.connecting.result().remote.close()
 
 
 def remote_user(remote: RemoteHost) -> str | None:

@@ -1,0 +1,67 @@
+"""A host as an action sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.engine.session import Session
+from opsctl.errors import Exit, OpsctlError
+from opsctl.modules.contract import Host
+from opsctl.remote.agent_client import OnProgress, Pending
+
+if TYPE_CHECKING:
+    import httpx
+
+    from opsctl.remote.host import RawResult, RemoteHost
+
+
+class Interrupted(OpsctlError):
+    """The user stopped the run."""
+
+    exit_code = Exit.INTERRUPTED
+
+
+class Watched(Host):
+    """A host as an action sees it: within the task's time, stopped by Ctrl-C, noting whether it was asked at all."""
+
+    def __init__(self, remote: RemoteHost, session: Session, timeout: float | None) -> None:
+        self._remote, self._session = remote, session
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.asked = False
+
+    @property
+    def name(self) -> str:
+        return self._remote.name
+
+    def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
+        return self._session.wait(self._send([call], on_progress)[0], self._limit(timeout))
+
+    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+        return [self._session.wait(pending, self._limit(timeout)) for pending in self._send(calls, None)]
+
+    def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
+        self.asked = True
+        return self._remote.raw(command, timeout=self._limit(timeout) or timeout)
+
+    def http(self, port: int) -> httpx.Client:
+        self.asked = True
+        return self._remote.http(port)
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked = True
+        return getattr(self._remote, name)
+
+    def _send(self, calls: Sequence[Call], on_progress: OnProgress | None) -> list[Pending]:
+        self.asked = True
+        if self._session.info.cancelled():
+            raise Interrupted("stopped", where=self.name)
+        return self._remote.send(calls, on_progress=on_progress)
+
+    def _limit(self, timeout: float | None) -> float | None:
+        if self._deadline is None:
+            return timeout
+        left = max(0.1, self._deadline - time.monotonic())
+        return left if timeout is None else min(timeout, left)

@@ -1,0 +1,138 @@
+"""Runs over a real SSH connection that can be slow, cut or gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from opsctl.engine.events import HostEnded, UndoStep
+from opsctl.errors import Exit
+from tests.engine.world import Project, Ran
+from tests.proxy import Proxy
+from tests.sshd import Sshd, eventually
+
+SlowLink = Callable[[float], Proxy]
+
+
+@pytest.fixture
+def over_ssh(project: Project, sshd: Sshd, slow_link: SlowLink) -> Proxy:
+    """The host `far`, behind a proxy."""
+    proxy = slow_link(0.0)
+    described(project, sshd, proxy.port)
+    return proxy
+
+
+def described(project: Project, sshd: Sshd, port: int) -> None:
+    (project.folder / "inventory.yaml").write_text(
+        f"hosts:\n  far:\n    address: 127.0.0.1\n    port: {port}\n    user: {sshd.user}\n    key: {sshd.key_file}\n"
+        f'    host_key: "{sshd.host_key}"\n    state_dir: {project.folder}/state\n'
+        "    ssh_config: none\n    attempts: 1\n"
+    )
+
+
+def tasks(count: int) -> str:
+    lines = [f"  - {{name: t{n}, file: {{path: OUT/d{n}, state: directory}}}}" for n in range(count)]
+    return "hosts: far\ntasks:\n" + "\n".join(lines) + "\n"
+
+
+def test_a_run_without_changes_costs_one_round_trip_however_long_it_is(project: Project, over_ssh: Proxy) -> None:
+    turns = []
+    for count in (1, 30):
+        project.run(tasks(count))
+        over_ssh.turns = 0
+        ran = project.run()
+        assert set(ran.statuses("far").values()) == {"ok"}
+        turns.append(over_ssh.turns)
+    assert turns[1] <= turns[0] + 1  # larger answers may come in two pieces
+
+
+def test_a_dependent_task_costs_one_more(project: Project, over_ssh: Proxy) -> None:
+    def turns(play: str) -> int:
+        over_ssh.turns = 0
+        assert project.run(play).code == Exit.DONE
+        return over_ssh.turns
+
+    look = "  - {{name: c{0}, command: {{cmd: echo {0}, read_only: true}}, register: r{0}}}\n"
+    use = '  - {{name: u{0}, file: {{path: "OUT/{{{{ r{0}.stdout | trim }}}}", state: absent}}}}\n'
+    plain = "hosts: far\ntasks:\n" + "".join(look.format(n) for n in range(3))
+    chained = "hosts: far\ntasks:\n" + "".join(look.format(n) + use.format(n) for n in range(3))
+    turns(plain)
+    assert turns(chained) <= turns(plain) + 3 + 1
+
+
+def test_an_unreachable_host_has_its_own_exit_code(project: Project, sshd: Sshd) -> None:
+    described(project, sshd, 1)  # nobody listens there
+    ran = project.run(tasks(1))
+    assert ran.code == Exit.UNREACHABLE
+    assert ran.ended() == {"far": "unreachable"}
+    assert ran.of(HostEnded)[0].message
+    skipped = project.run(tasks(1) + "on_unreachable: skip\n")
+    assert (skipped.code, skipped.ended()) == (Exit.DONE, {"far": "skipped"})
+
+
+SUPERVISED = """\
+hosts: far
+on_failure: rollback
+tasks:
+  - {name: before, copy: {dest: OUT/before, content: x}}
+  - name: risky
+    copy: {dest: OUT/risky, content: new}
+    supervise: {confirm_within: 60s}
+  - {name: probe, command: {cmd: "test ! -e OUT/bad", read_only: true}}
+"""
+
+
+def test_a_supervised_change_is_confirmed_when_the_play_ends_well(project: Project, over_ssh: Proxy) -> None:
+    (project.out / "risky").write_text("old")
+    assert project.run(SUPERVISED).code == Exit.DONE
+    assert (project.out / "risky").read_text() == "new"
+    assert project.run().code == Exit.DONE  # lock and supervisor are gone
+
+
+def test_a_supervised_change_is_taken_back_when_the_play_fails(project: Project, over_ssh: Proxy) -> None:
+    (project.out / "risky").write_text("old")
+    (project.out / "bad").touch()
+    ran = project.run(SUPERVISED)
+    assert ran.code == Exit.ROLLED_BACK
+    assert (project.out / "risky").read_text() == "old"
+    assert not (project.out / "before").exists()
+    assert {s.task for s in ran.of(UndoStep)} == {"before", "risky"}
+
+
+def test_a_supervised_change_survives_a_cut_connection(project: Project, over_ssh: Proxy) -> None:
+    """The change waits for a file; the connection is cut meanwhile; the run finds the change again."""
+    play = SUPERVISED.replace(
+        "copy: {dest: OUT/risky, content: new}",
+        'shell: {cmd: "touch OUT/begun; until test -e OUT/go; do sleep 0.05; done; touch OUT/risky", '
+        'undo: "rm -f OUT/risky"}',
+    )
+    got: list[Ran] = []
+    runner = threading.Thread(target=lambda: got.append(project.run(play)))
+    runner.start()
+    eventually((project.out / "begun").exists)
+    over_ssh.cut()
+    (project.out / "go").touch()
+    runner.join(60)
+    assert got[0].code == Exit.DONE, "\n".join(map(repr, got[0].events))
+    assert (project.out / "risky").exists()
+
+
+def test_a_lost_connection_can_be_tried_again(project: Project, over_ssh: Proxy) -> None:
+    play = """\
+hosts: far
+tasks:
+  - name: long
+    shell: "touch OUT/begun-$(ls OUT | grep -c begun); test -e OUT/second || { touch OUT/second; sleep 600; }"
+    retries: 3
+    delay: 100ms
+"""
+    got: list[Ran] = []
+    runner = threading.Thread(target=lambda: got.append(project.run(play)))
+    runner.start()
+    eventually((project.out / "second").exists)
+    over_ssh.cut()
+    runner.join(90)
+    assert got[0].code == Exit.DONE, "\n".join(map(repr, got[0].events))
+    assert (project.out / "begun-1").exists()
