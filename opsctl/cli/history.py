@@ -19,7 +19,7 @@ app = typer.Typer()
 def history(
     inventory: InventoryOption = None,
     host: HostOption = None,
-    limit: Annotated[int, typer.Option("--limit-runs", "-n", min=1, help="How many runs to show.")] = 20,
+    limit: Annotated[int, typer.Option("--count", "-n", min=1, help="How many runs to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> int:
     """Past runs: those made from here, or with --host those that hosts know of, whoever made them.

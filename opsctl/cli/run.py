@@ -71,6 +71,7 @@ def run(
     from opsctl.engine.options import Options
     from opsctl.engine.params import parse_given
     from opsctl.quantities import seconds
+    from opsctl.report.record import names
 
     try:
         wait = seconds(lock_wait)
@@ -79,7 +80,7 @@ def run(
     options = Options(
         playbook=playbook, inventory=inventory, limit=limit, given=parse_given(extra or (), strings or ()),
         tags=_words(tags), skip_tags=_words(skip_tags), start_at=start_at, check=check, exit_code=exit_code, yes=yes,
-        lock_wait=wait, at_once=forks, resume=resume,
+        lock_wait=wait, at_once=forks, resume=resume, resume_known=bool(resume) and resume in names(),
     )  # fmt: skip
     try:
         return play(options, Showing(output, diff, verbose, junit, summary, html))

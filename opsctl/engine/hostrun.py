@@ -216,7 +216,7 @@ class HostRun:
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
                            f"opsctl rollback {one.run} or opsctl run --resume {one.run}")  # fmt: skip
         last = next((p for p in past if p.playbook == self.session.info.meta.get("playbook")), None)
-        if last is None or self.session.info.resume:
+        if last is None or self.session.resumed:
             return
         mine = {h.name for h in self.it.play.handlers}
         left = [n for n in last.checkpoint.get("notified", ()) if n in mine and n not in self.session.notified]

@@ -23,6 +23,7 @@ class Options:
         playbook: a path, or the name of a playbook of the project or a shipped one.
         given: values for params and variables, by name.
         resume: the run to go on with.
+        resume_known: that run is in our own records, so a host that does not know it had not been begun.
         exit_code: in check mode, end with CHANGES when something would change.
         lock_wait: seconds to wait for another operator.
         at_once: hosts worked on at a time.
@@ -41,3 +42,4 @@ class Options:
     lock_wait: float = 0.0
     at_once: int = 32
     resume: str | None = None
+    resume_known: bool = False

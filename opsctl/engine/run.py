@@ -26,7 +26,7 @@ from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play, Playbook, straight
 from opsctl.engine.templating import At
-from opsctl.errors import Exit, OpsctlError, UsageError
+from opsctl.errors import Exit, OpsctlError, RemoteError, UsageError
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.secret import masked
 from opsctl.yaml_source import Source
@@ -155,7 +155,7 @@ def execute(
     meta = _meta(plan, options)
     info = RunInfo(
         run=plan.run, meta=meta, check=options.check, cancelled=stop.is_set,
-        lock_wait=options.lock_wait, resume=options.resume is not None,
+        lock_wait=options.lock_wait,
     )  # fmt: skip
     fleet = Fleet(info, emit, clock, connections, options.at_once)
     names = tuple(h.name for h in plan.hosts)
@@ -193,7 +193,7 @@ def _placer(
     def on_host(session: Session) -> PlayOnHost:
         done = -1
         if options.resume:
-            done = _restore(session, options.resume, stage, plan)
+            done = _restore(session, options, stage, plan)
         return PlayOnHost(
             play=stage.play, index=stage.index, chosen=stage.chosen,
             order=[t for t in order if t.number > done],
@@ -205,27 +205,43 @@ def _placer(
     return on_host
 
 
-def _restore(session: Session, run: str, stage: Stage, plan: Plan) -> int:
-    """Take up what the resumed run had learnt. The last task of this stage that it had done; all of them: a big number.
+_ALL_DONE = 1 << 30  # a task number behind every task
 
-    Raises UsageError if the playbook is not the one that run was made with.
+
+def _restore(session: Session, options: Options, stage: Stage, plan: Plan) -> int:
+    """Take up what the resumed run had learnt on a host. Number of the last task of this stage that it had done.
+
+    Raises UsageError if the host does not know the run, or the playbook is not the one it was made with.
     """
-    told = session.remote().call(journal.show(run), timeout=60).result
+    run = str(options.resume)
+    try:
+        told = session.remote().call(journal.show(run), timeout=60).result
+    except RemoteError as error:
+        if error.kind != "not-found":
+            raise
+        if options.resume_known:
+            return -1  # the run had not come to this host yet
+        raise UsageError(f"there is no run {run} on this host", where=session.name,
+                         hint=f"opsctl history --host {session.name}") from None  # fmt: skip
     past = journal.past_run(told)
-    if past.outcome in ("done", "rolled-back"):
-        raise UsageError(f"run {run} has ended ({past.outcome}): there is nothing to resume", where=session.name)
+    if past.outcome == "done":
+        return _ALL_DONE
+    if past.outcome == "rolled-back":
+        raise UsageError(f"run {run} was rolled back: there is nothing to go on with", where=session.name)
     kept = past.checkpoint
-    if kept and kept.get("digest") != plan.playbook.digest:
+    if (kept.get("digest") or past.meta.get("digest")) != plan.playbook.digest:
         raise UsageError(f"run {run} was made with another version of this playbook", where=session.name,
                          hint=f"run it anew, or opsctl rollback {run}")  # fmt: skip
+    session.resumed = True
     session.registered.update(kept.get("registered") or {})
     session.measures.update(kept.get("measures") or {})
     session.notified[:] = list(kept.get("notified") or ())
-    session.seq = max(session.seq, max((int(s.get("seq", 0)) for s in told.get("log") or ()), default=0))
+    steps: list[dict[str, Any]] = told.get("log") or []
+    session.seq = max([session.seq, *(int(step.get("seq", 0)) for step in steps)])
     play = int(kept.get("play", 0))
     if not kept or stage.index > play:
         return -1
-    return int(kept.get("done", -1)) if stage.index == play else 1 << 30
+    return int(kept.get("done", -1)) if stage.index == play else _ALL_DONE
 
 
 def _confirm(plan: Plan, options: Options, ask: Ask) -> None:

@@ -29,7 +29,6 @@ class RunInfo:
     check: bool
     cancelled: Callable[[], bool]
     lock_wait: float
-    resume: bool = False
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class Session:
         began: users in whose journals the run has begun, in that order (None: the connection's own).
         notified: handlers that are to run, with the play's number.
         supervised: the host waits for us to confirm.
-        reverted: the host has taken the run back by itself.
+        resumed: the run was begun on this host before.
     """
 
     host: InventoryHost
@@ -55,7 +54,7 @@ class Session:
     counts: dict[str, int] = field(default_factory=dict)
     lock: str | None = None  # the lock that is held
     supervised: bool = False
-    reverted: bool = False
+    resumed: bool = False
     changed: bool = False  # something has changed, or in check mode would
     seq: int = 0
     current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
@@ -160,9 +159,7 @@ class Session:
         if user in self.began:
             return []
         self.began.append(user)
-        return remote.send(
-            [journal.begin(self.info.run, {**self.info.meta, "host": self.name}, resume=self.info.resume)]
-        )
+        return remote.send([journal.begin(self.info.run, {**self.info.meta, "host": self.name}, resume=self.resumed)])
 
     def save(self, data: Mapping[str, Any]) -> None:
         """Write a checkpoint, without waiting for it."""

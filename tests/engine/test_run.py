@@ -148,6 +148,24 @@ def _run_name(project: Project) -> str:
     return sorted(os.listdir(project.folder / "state-here" / "runs"))[-1]
 
 
+def test_resume_leaves_hosts_that_were_done_alone_and_begins_those_it_had_not_come_to(project: Project) -> None:
+    project.hosts("a", "b", "c")
+    play = """\
+hosts: all
+serial: 1
+tasks:
+  - {name: count, shell: "echo x >> OUT/{{ inventory_hostname }}"}
+  - {name: maybe, command: "test {{ inventory_hostname }} != b -o -e OUT/repaired"}
+"""
+    first = project.run(play)
+    assert first.ended() == {"a": "ok", "b": "failed", "c": "skipped"}
+    (project.out / "repaired").touch()
+    run = os.listdir(project.folder / "state-b" / "runs")[0]
+    second = project.run(resume=run, resume_known=True)
+    assert second.code == Exit.DONE
+    assert {n: (project.out / n).read_text() for n in "abc"} == {"a": "x\n", "b": "x\n", "c": "x\n"}
+
+
 def test_resume_refuses_another_playbook(project: Project) -> None:
     project.run("hosts: here\ntasks:\n  - {copy: {dest: OUT/a, content: x}}\n  - command: 'false'\n")
     ran = project.run("hosts: here\ntasks:\n  - debug: hi\n", resume=_run_name(project))
