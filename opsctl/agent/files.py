@@ -6,21 +6,18 @@ longer holds; with `keep` they write down first what `restore` needs. Text never
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional
 
 from opsctl.agent import filestate as fs
-from opsctl.agent import trash
+from opsctl.agent import filewrite, trash
 from opsctl.agent.durable import sync_folder
+from opsctl.agent.filewrite import Owner
 from opsctl.agent.keep import load, place, save
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
-
-Owner = Union[str, int, None]
-IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
 
 
 def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow: bool = False) -> Reply:
@@ -81,21 +78,21 @@ def write(
     """Make `path` a file with the body as its content. Mode and owner default to those it has, else 0644 and ours."""
     path = fs.absolute(path)
     with told("write", path):
-        temporary = _temporary(call, path, keep)
+        temporary = filewrite.temporary_for(call, path, keep)
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EROFS) or not os.path.isfile(path):
                 raise
-            return _replace(call, path, None, mode, owner, group, expect, keep)
+            return filewrite.replace(call, path, None, mode, owner, group, expect, keep)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(call.body)
                 stream.flush()
                 os.fsync(stream.fileno())
-            return _replace(call, path, temporary, mode, owner, group, expect, keep)
+            return filewrite.replace(call, path, temporary, mode, owner, group, expect, keep)
         finally:
-            _gone(temporary)
+            filewrite.gone(temporary)
 
 
 def adopt(
@@ -114,7 +111,7 @@ def adopt(
     with told("put in place", path):
         if fs.sha256(partial, call) != sha256:
             raise AgentError("conflict", "%s is not what was sent: its digest differs" % partial, path=partial)
-        return _replace(call, path, partial, mode, owner, group, expect, keep)
+        return filewrite.replace(call, path, partial, mode, owner, group, expect, keep)
 
 
 def attributes(
@@ -134,7 +131,7 @@ def attributes(
         if before["kind"] in ("absent", "link"):
             raise AgentError("not-found", "%s is not a file or folder" % path, path=path)
         uid, gid = fs.uid_of(owner), fs.gid_of(group)
-        save(call, keep, {"before": before, "after": _dressed(before, mode, uid, gid)})
+        save(call, keep, {"before": before, "after": filewrite.dressed(before, mode, uid, gid)})
         fs.dress(path, mode, uid, gid)
         return fs.state(path, digest=False)
 
@@ -177,7 +174,7 @@ def link(
         if before["kind"] not in ("absent", "link"):
             raise AgentError("exists", "%s is a %s; only a link is replaced by a link" % (path, before["kind"]))
         save(call, keep, {"before": before, "after": {"kind": "link", "target": target}})
-        _put_link(path, target, _temporary(call, path, keep))
+        filewrite.put_link(path, target, filewrite.temporary_for(call, path, keep))
         return fs.state(path)
 
 
@@ -198,7 +195,7 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
     path = fs.absolute(path)
     record = load(call, keep)
     with told("restore", path):
-        temporary = _temporary(call, path, keep)
+        temporary = filewrite.temporary_for(call, path, keep)
         if record is None:
             return {"restored": False}
         if "made" in record:
@@ -212,71 +209,6 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
             raise AgentError("conflict", "%s was changed by someone else since; it is left as it is" % path, path=path)
         _put_back(call, path, before, now, keep, record, temporary)
         return {"restored": True}
-
-
-def _replace(
-    call: Context,
-    path: str,
-    temporary: Optional[str],
-    mode: Optional[int],
-    owner: Owner,
-    group: Owner,
-    expect: Optional[fs.State],
-    keep: Optional[str],
-) -> Dict[str, Any]:
-    before = fs.state(path)
-    fs.demand(path, before, expect)
-    if before["kind"] not in ("absent", "file"):
-        raise AgentError("exists", "%s is a %s, not a file" % (path, before["kind"]), path=path)
-    uid, gid = fs.uid_of(owner), fs.gid_of(group)
-    bare = before if before["kind"] == "file" else {"mode": 0o644, "uid": os.geteuid(), "gid": -1}
-    after = _dressed(bare, mode, uid, gid)
-    if keep is not None and before["kind"] == "file":
-        trash.image(path, place(call, keep), shared=temporary is not None)
-    if temporary is None:
-        return _in_place(call, path, call.body, before, after, keep)
-    if before["kind"] == "file":
-        fs.copy_xattrs(path, temporary)
-    fs.dress(temporary, after["mode"], after["uid"], after["gid"])
-    after = fs.state(temporary)
-    save(call, keep, {"before": before, "after": after})
-    fs.fsynced(temporary)
-    try:
-        os.replace(temporary, path)
-    except OSError as error:
-        if error.errno not in IN_PLACE or before["kind"] != "file":
-            raise
-        with open(temporary, "rb") as stream:
-            return _in_place(call, path, stream.read(), before, after, keep)
-    sync_folder(os.path.dirname(path))
-    return after
-
-
-def _in_place(
-    call: Context, path: str, content: bytes, before: fs.State, after: fs.State, keep: Optional[str]
-) -> Dict[str, Any]:
-    """Overwrite the bytes of a name that cannot be replaced. Not atomic, so the caller is told."""
-    if keep is not None:
-        trash.image(path, place(call, keep), shared=False)
-        save(call, keep, {"before": before, "after": None})  # cut half way, the content is neither of the two
-    with open(path, "r+b") as stream:
-        stream.write(content)
-        stream.truncate()
-        stream.flush()
-        os.fsync(stream.fileno())
-    fs.dress(path, after["mode"], after["uid"], after["gid"])
-    now = fs.state(path)
-    save(call, keep, {"before": before, "after": now})
-    return dict(now, warning="%s could not be replaced in one step (a mount point?); it was overwritten" % path)
-
-
-def _dressed(before: fs.State, mode: Optional[int], uid: int, gid: int) -> fs.State:
-    return dict(
-        before,
-        mode=before["mode"] if mode is None else mode,
-        uid=before["uid"] if uid == -1 else uid,
-        gid=before["gid"] if gid == -1 else gid,
-    )
 
 
 def _ours(now: fs.State, before: fs.State, after: fs.State) -> bool:
@@ -295,7 +227,7 @@ def _put_back(
         os.unlink(path)
         sync_folder(os.path.dirname(path))
     elif before["kind"] == "link":
-        _put_link(path, before["target"], temporary)
+        filewrite.put_link(path, before["target"], temporary)
         os.chown(path, before["uid"], before["gid"], follow_symlinks=False)
     elif before["kind"] == "file" and now.get("sha256") != before.get("sha256"):
         trash.put(place(call, keep), path, before, temporary)
@@ -316,28 +248,6 @@ def _unmake(made: List[str]) -> bool:
                 raise
             raise AgentError("conflict", "%s is no longer empty; it is left as it is" % folder, path=folder) from None
     return undone
-
-
-def _temporary(call: Context, path: str, keep: Optional[str]) -> str:
-    """The name of what is renamed to `path`, free: what a crash left there is removed."""
-    temporary = fs.beside(path, None if keep is None else place(call, keep))
-    if os.path.lexists(temporary):
-        trash.delete(temporary)
-    return temporary
-
-
-def _put_link(path: str, target: str, temporary: str) -> None:
-    os.symlink(target, temporary)
-    try:
-        os.replace(temporary, path)
-    finally:
-        _gone(temporary)
-    sync_folder(os.path.dirname(path))
-
-
-def _gone(path: str) -> None:
-    with contextlib.suppress(OSError):  # it was renamed into place, or the folder went away with it
-        os.unlink(path)
 
 
 def free(call: Context, path: str) -> Dict[str, int]:

@@ -31,6 +31,6 @@ def supervised(path: Path, content: bytes, confirm_within: float, *more: Call, s
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file under a folder, by its relative path, but for hidden temporaries that a crash has left."""
-    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and ".opsctl-" not in p.name)
+    """Every file under a folder, hidden ones too, by its relative path."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
