@@ -72,6 +72,7 @@ def diagnose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ("layers0", (1, 0, 1), "names-not-loaded"),
         ("no-lm-head", (0,), "lm-head-missing"),
         ("no-aux", (0, 0, 0, 0, 1), "aux-disabled"),
+        ("dead-head", (0,), "drafter-garbage"),
         ("no-lm-head", (1,), None),  # what would give 1.00 exactly is no explanation of 2.00
     ],
 )
