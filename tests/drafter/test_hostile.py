@@ -198,6 +198,18 @@ def test_pickle_ranges_are_the_stored_bytes(tmp_path: Path) -> None:
     assert {e.name: whole[e.start : e.end] for e in entries} == {name: t.data for name, t in tensors.items()}
 
 
+def test_tensors_of_one_storage_have_their_own_ranges(tmp_path: Path) -> None:
+    """Two rows of one storage: the second starts at its offset."""
+    storage = b"(X\x07\x00\x00\x00storagectorch\nByteStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ"
+    ops = b"\x80\x02}("
+    for name, offset in ((b"a", b"K\x00"), (b"b", b"K\x04")):
+        ops += b"X\x01\x00\x00\x00" + name + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + offset
+        ops += b"(K\x02t(K\x01t\x89ccollections\nOrderedDict\n)RtR"
+    whole = _torch(ops + b"u.", **{"0": b"abcdef"})
+    found = torchfile.entries(io.BytesIO(whole))
+    assert {e.name: whole[e.start : e.end] for e in found} == {"a": b"ab", "b": b"ef"}
+
+
 def test_compressed_pickle_is_refused_unread(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.bin", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(50_000_000))
