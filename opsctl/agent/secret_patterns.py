@@ -38,11 +38,14 @@ def _rule(kind: str, pattern: bytes, *hints: bytes, prompt: bool = False, keyed:
 # A value: quoted (its quotes may be escaped, as JSON inside a log line has them), or up to the next separator.
 _QUOTED = rb"""(?P<q>\\*["'])(?P<value>(?:(?!(?P=q)).)+?)(?P=q)"""
 _BARE = rb"""[^\s'"\\,;&<>(){}\[\]\x00][^\s'"\\,;&<>(){}\]\x00]*"""
-_KEY_OF = rb"signing|watermark|license|shared|session|secret|service|deploy|client|ssh|hmac|auth|master|encryption"
+_KEY_OF = (
+    rb"signing|watermark|license|shared|session|secret|service|deploy|client|ssh|hmac|auth|master|encryption"
+    rb"|admin|root|server|user"
+)
 _WORDS = (
     rb"token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|apikey|credentials?|private[_-]?key"
     rb"|access[_-]?key|account[_-]?key|secret[_-]?key|auth[_-]?key|master[_-]?key|encryption[_-]?key"
-    rb"|(?:" + _KEY_OF + rb")[_-]?key|webhook|cookie|session[_-]?id|pat|auth"
+    rb"|(?:" + _KEY_OF + rb")[_-]?key|creds?|pass|pw|webhook|cookie|session[_-]?id|pat|auth"
 )
 _KEY = rb"(?P<key>(?<![\w-])[\w.-]{0,64}?(?:" + _WORDS + rb")[\w-]{0,32})"
 
@@ -135,6 +138,7 @@ RULES: Tuple[Rule, ...] = (
         rb"(?i)[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"]{0,200}:(?P<value>[^@\s'\"]{1,300}?)@(?=[\w.\[-])",
         b"://",
     ),
+    _rule("url-token", rb"(?i)[a-z][a-z0-9+.-]{1,20}://(?P<value>[\w.%~+-]{16,300}):[^@\s]{1,300}@", b"://"),
     _rule("url-token", rb"(?i)[a-z][a-z0-9+.-]{1,20}://(?P<value>[\w.%~+-]{16,300})@(?=[\w.\[-])", b"://"),
     _rule(
         "url-parameter",
@@ -147,7 +151,7 @@ RULES: Tuple[Rule, ...] = (
     ),
     _rule(
         "authorization",
-        rb"(?i)(?:proxy-)?authorization[\"'\\]*\s*[:=,]\s*[\"'\\]*(?:b[\"'])?(?:(?:bearer|basic|token|digest"
+        rb"(?i)(?:proxy-)?authorization[\"'\\]*\s*[:=,]\s*[\"'\\]*(?:b\\*[\"'])?(?:(?:bearer|basic|token|digest"
         rb"|negotiate|apikey|key|aws4-hmac-sha256)[\s:]+)?(?P<value>[^\s'\"\\]{3,})",
         b"authorization",
     ),
@@ -156,14 +160,14 @@ RULES: Tuple[Rule, ...] = (
         "header",
         rb"(?i)(?:x-api-key|x-auth-token|x-access-token|x-goog-api-key|api-key|apikey|private-token"
         rb"|x-vault-token|x-amz-security-token"
-        rb"|ocp-apim-subscription-key)[\"'\\]*\s*[:=,]\s*[\"'\\]*(?P<value>[^\s'\"\\,]{3,})",
+        rb"|ocp-apim-subscription-key)[\"'\\]*\s*[:=,]\s*(?:b\\*[\"'])?[\"'\\]*(?P<value>[^\s'\"\\,]{3,})",
         b"key",
         b"token",
     ),
     _rule("cookie", rb"(?i)(?:set-)?cookie[\"'\\]*\s*[:=]\s*[\"'\\]*(?P<value>[^'\"\r\n\\]{4,})", b"cookie"),
     _rule(
         "argument",
-        rb"(?i)--(?P<key>[\w-]*(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credentials?"
+        rb"(?i)--(?P<key>[\w-]{0,48}?(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credentials?"
         rb"|access[_-]?key|auth))(?:[=\s\x00]+|\\+(?:x00|u0000|0)|[\"'],\s*)(?P<q2>\\*[\"']?)(?P<value>(?!--)[^\s'\"\\,\x00\]]+)",
         b"--",
         keyed=True,
@@ -175,8 +179,10 @@ RULES: Tuple[Rule, ...] = (
     ),
     _rule(
         "argument",
-        rb"\b(?:sshpass\s+-p\s*|mysql\b.{0,200}?\s-p|redis-cli\b.{0,200}?\s-a\s+"
+        rb"\b(?:sshpass\s+-p\s*|wandb\s+login\s+(?:--\S+\s+)*|(?:-pass(?:in|out)?\s+)pass:|mysql\b.{0,200}?\s-p|redis-cli\b.{0,200}?\s-a\s+"
         rb"|docker\s+login\b.{0,200}?\s-p\s+)[\"']?(?P<value>[^\s'\"]+)",
+        b"wandb",
+        b"pass:",
         b"sshpass",
         b"mysql",
         b"redis-cli",
@@ -191,11 +197,15 @@ RULES: Tuple[Rule, ...] = (
         b"registrytoken",
     ),
     _rule(
-        "value", rb"(?is)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,4}(?::=|=>|=|:)\s{0,4}b?" + _QUOTED, b"=", b":", keyed=True
+        "value",
+        rb"(?is)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,4}(?::=|=>|=(?!=)|:)\s{0,4}b?" + _QUOTED,
+        b"=",
+        b":",
+        keyed=True,
     ),
     _rule(
         "value",
-        rb"(?i)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,2}(?::=|=>|=)\s{0,2}(?P<value>" + _BARE + rb")",
+        rb"(?i)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,2}(?::=|=>|=(?!=))\s{0,2}(?P<value>" + _BARE + rb")",
         b"=",
         keyed=True,
     ),
@@ -208,6 +218,35 @@ RULES: Tuple[Rule, ...] = (
     ),
     _rule("value", rb"(?<![\w-])[A-Z][A-Z0-9_]*_KEY=[\"']?(?P<value>[^\s'\"\x00/][^\s'\"\x00]{7,})", b"_key="),
     _rule("signature", rb"(?i)\bsignature=[\"']?(?P<value>[0-9a-f]{32,})", b"signature="),
+    # What has no closing quote, what stands in a list, and what is said in words.
+    _rule(
+        "value",
+        rb"(?i)" + _KEY + rb"\s{0,2}[=:]\s{0,2}\\*[\"'](?P<value>[^\s\"'\\]{4,})(?:$|\\*[\"'])",
+        b"=",
+        b":",
+        keyed=True,
+    ),
+    _rule(
+        "value",
+        rb"(?i)(?:api[_-]?keys?|secrets?|passwords?|credentials?|access[_-]?tokens?|auth[_-]?tokens?)\\*[\"']?"
+        rb"\s{0,2}[=:]\s{0,2}[\[(]\s{0,2}(?P<value>\\*[\"'][^\])\n]*)[\])]",
+        *(b"keys", b"key", b"secret", b"password", b"credential", b"token"),
+    ),
+    _rule(
+        "value",
+        rb"(?i)\bpass(?:word|phrase|code)\s+(?:is|was|(?:for|of) \S{1,60}?:|=>)\s*[\"']?(?P<value>[^\s'\",;]{4,})",
+        *(b"password", b"passphrase", b"passcode"),
+    ),
+    _rule(
+        "value",
+        rb"(?i)\b(?:token|password|secret|passphrase|api key)\s+[\"']?"
+        rb"(?P<value>(?=[A-Z0-9_.-]*[0-9])(?=[A-Z0-9_.-]*[A-Z])[A-Z0-9_.-]{16,})",
+        *(b"token ", b"password ", b"secret ", b"passphrase ", b"api key "),
+    ),
+    _rule("value", rb"(?i)\bapi key\s*[:=]\s*[\"']?(?P<value>[^\s'\",;]{4,})", b"api key"),
+    _rule(
+        "authorization", rb"\b[Bb]asic (?P<value>(?=[\w+/]*[0-9])(?=[\w+/]*[A-Z])[A-Za-z0-9+/]{12,}={0,2})", b"basic "
+    ),
     # What users wrote.
     _rule(
         "prompt",
@@ -303,8 +342,8 @@ _ABOUT = re.compile(
     rb"|enabled|parser|index)$"
 )
 _WEAK_END = re.compile(
-    rb"(?i)(?:^|[_.-]|[a-z](?=[A-Z]))(?:token|webhook|cookie|session[_-]?id|pat|auth)$|(?:access|refresh|auth"
-    rb"|id|bearer|api)token$"
+    rb"(?:^|[_.-])(?i:token|webhook|cookie|session[_-]?id|pat|auth|pass|pw|creds?)$"
+    rb"|[a-z](?:Token|Webhook|Cookie|SessionId|Auth)$|(?i:(?:access|refresh|auth|id|bearer|api)token)$"
 )
 
 

@@ -80,6 +80,7 @@ class _Life:
     counts: dict[tuple[str | None, str], int] = field(default_factory=dict)
     last: dict[str | None, str | None] = field(default_factory=dict)  # rank -> when its last phase ended
     http_at: str | None = None
+    stop_index: int | None = None  # of the mark that told it to stop
     ready_at: str | None = None
     ended: str | None = None
     end_reason: str | None = None
@@ -118,6 +119,8 @@ def build(scan: Mapping[str, Any]) -> Summary:
     for index, mark in enumerate(_dated(scan["marks"])):
         life = _place(mark, lives)
         _progress(mark, life)
+        if life and life.stop_index is None and life.end_reason == "stopped":
+            life.stop_index = index
         found = candidate(mark, index, len(lives) - 1, life.ready_at if life else None)
         if found:
             candidates.append(found)
@@ -242,11 +245,15 @@ def _progress(mark: Mapping[str, Any], life: _Life | None) -> None:
     elif name == "ready" and life.ready_at is None:
         life.ready_at = at
         life.spans["warmup"] = _Span(life.http_at or at, at)
-    elif name in ("sigterm", "interrupt", "drained", "http_finished"):
+    elif name in ("sigterm", "interrupt", "drained", "http_finished") or _interrupted(mark):
         if life.end_reason in (None, "stopped"):
             life.ended, life.end_reason = at, "stopped"
     elif name == "child_failed" and life.end_reason is None:
         life.ended, life.end_reason = at, "crashed"
+
+
+def _interrupted(mark: Mapping[str, Any]) -> bool:
+    return mark["name"] == "exception" and any(e.startswith("KeyboardInterrupt") for e in mark["errors"])
 
 
 def _graph(mark: Mapping[str, Any]) -> str:
@@ -282,7 +289,8 @@ def _confirm(
     kept = []
     for one in candidates:
         life = lives[one.life] if one.life >= 0 else None
-        if one.harmless or (life is not None and life.end_reason == "stopped" and not one.deadly):
+        told_to_stop = life is not None and life.stop_index is not None and one.index >= life.stop_index
+        if one.harmless or told_to_stop:
             continue
         horizon = next((i for i in next_start if i > one.index), len(marks))
         went_on = any(one.index < i < horizon for i in steps)

@@ -167,6 +167,13 @@ CANARIES: list[Canary] = [
     _planted(
         "token ids", "9906, 11, 856, 4851, 374", "Receive: obj=GenerateReqInput(text=None, input_ids=[@@], rid='1')"
     ),
+    # said in other ways
+    _planted("list of keys", _take(_AN, 16), "api_keys=['@@']"),
+    _planted("header tuple", _take(_AN, 16), '(b"x-api-key", b"@@")'),
+    _planted("short name", _take(_AN, 16), "DB_PASS=@@"),
+    _planted("in words", _take(_AN, 12), "the password is @@"),
+    _planted("quote that does not close", _take(_AN, 12), "api_key='@@"),
+    _planted("token as user name", _take(_AN, 24), "https://@@:x-oauth-basic@git.example.org/m.git"),
 ]
 
 # Lines that hold no secret although they look a little like it. They must come out as they went in.
@@ -185,6 +192,7 @@ INNOCENT: list[str] = [
     "GPU-8f3c1d2e-5b6a-4c7d-9e0f-1a2b3c4d5e6f, 00000000:17:00.0, 97887 MiB",
     '  File "/opt/sglang/venv/lib/python3.11/site-packages/sglang/srt/managers/tokenizer_manager.py", line 1884, in _handle',
     "HF_HUB_OFFLINE=1 HF_HOME=/srv/hf TOKENIZERS_PARALLELISM=false HF_TOKEN_PATH=/run/secrets/hf",
+    "tiktoken==0.14.0 detect-secrets==1.5.0 sentencepiece==0.2.1",
     "LoadCredential=sglang.key:/etc/sglang/key",
     "ImportError: cannot import name 'token_to_kv_pool' from 'sglang.srt.mem_cache'",
     "http://127.0.0.1:30000/health and nats://gpu1:4222 and https://example.org/a@b",

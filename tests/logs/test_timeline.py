@@ -232,6 +232,21 @@ def test_a_server_that_was_killed_without_a_word_has_vanished() -> None:
     assert found["starts"][0]["ended"] == "2026-02-08 03:12:45"
 
 
+def test_what_goes_wrong_while_it_stops_is_no_error() -> None:
+    stop = "[2026-02-08 03:20:00] SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
+    late = TRACE.format(rank=0, error="zmq.error.ZMQError: Socket operation on non-socket")
+    killed = "[2026-02-08 03:20:01] Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    found = summary(log(WORDINGS[4]) + stop + late + killed + END)
+    assert found["first_error"] is None
+    assert found["starts"][0]["end_reason"] == "stopped"
+
+
+def test_an_interrupt_from_the_keyboard_is_a_stop() -> None:
+    found = summary(log(WORDINGS[4]) + TRACE.format(rank=0, error="KeyboardInterrupt"))
+    assert found["first_error"] is None
+    assert found["starts"][0]["end_reason"] == "stopped"
+
+
 def test_a_clock_set_back_gives_no_negative_duration() -> None:
     text = log(WORDINGS[0], ranks=1).replace("03:02:46", "02:02:46")
     found = summary(text)
