@@ -13,14 +13,14 @@ from pydantic import Field, model_validator
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Pattern, Seconds, Text, reveal
+from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Text, reveal
 from opsctl.secret import Secret
 from opsctl.text import one_line
 
 KEEP = "0"
 UNFORESEEN = "a command says only by running what it changes; give it `creates`, `unless` or `check`"
 
-Words = str | list[str]
+Words = Public | list[Public]
 
 
 class ChangedWhen(ModuleArgs):
@@ -31,7 +31,7 @@ class ChangedWhen(ModuleArgs):
 
 
 class CommandArgs(ModuleArgs):
-    cmd: str | None = Field(None, description="The command, as one text.")
+    cmd: Public | None = Field(None, description="The command, as one text.")
     creates: HostPath | None = Field(None, description="Not run if this path exists.")
     removes: HostPath | None = Field(None, description="Not run unless this path exists.")
     unless: Words | None = Field(None, description="Not run if this read-only command succeeds.")
@@ -63,7 +63,9 @@ class CommandArgs(ModuleArgs):
 
 
 class ArgvArgs(CommandArgs):
-    argv: list[str] | None = Field(None, description="The command as a list of words, instead of `cmd`.", min_length=1)
+    argv: list[Public] | None = Field(
+        None, description="The command as a list of words, instead of `cmd`.", min_length=1
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -78,7 +80,7 @@ class ArgvArgs(CommandArgs):
 
 
 class ShellArgs(CommandArgs):
-    cmd: str = Field(description="The shell text.")
+    cmd: Public = Field(description="The shell text.")
     executable: HostPath = Field("/bin/sh", description="The shell.")
 
     def words(self) -> Words:

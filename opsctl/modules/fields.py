@@ -31,6 +31,12 @@ def _path(value: str) -> str:
     return value
 
 
+def _public(value: Any) -> Any:
+    if isinstance(value, Secret):
+        raise ValueError("a secret here could be read by every user of the host: give it in `env`, `stdin` or a header")
+    return value
+
+
 def _pattern(value: str) -> str:
     try:
         re.compile(value)
@@ -44,6 +50,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=floa
 HostPath = Annotated[str, AfterValidator(_path)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Text = str | Secret
+Public = Annotated[str, BeforeValidator(_public)]  # seen by others on the host: command lines, addresses
 
 
 def reveal(text: Text) -> str:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from opsctl.agent.protocol import Call
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import Pattern, Seconds, Text, reveal
+from opsctl.modules.fields import Pattern, Public, Seconds, Text, reveal
 from opsctl.secret import Secret
 from opsctl.text import one_line
 
@@ -19,7 +19,7 @@ Statuses = Annotated[list[int], BeforeValidator(lambda value: value if isinstanc
 
 
 class HttpArgs(ModuleArgs):
-    url: str = Field(description="Address, as seen from the host.", pattern=r"^https?://")
+    url: Public = Field(description="Address, as seen from the host.", pattern=r"^https?://")
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     headers: dict[str, Text] = Field(default={}, description="Headers of the request.")
     json_: Any = Field(None, alias="json", description="Content, sent as JSON.")

@@ -11,10 +11,10 @@ from opsctl.agent.process import env_digest
 from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.command import seal, split
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Seconds, Text, reveal
+from opsctl.modules.fields import HostPath, Public, Seconds, Text, reveal
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
-Argv = Annotated[list[str], BeforeValidator(lambda value: split(value, "argv") if isinstance(value, str) else value)]
+Argv = Annotated[list[Public], BeforeValidator(lambda value: split(value, "argv") if isinstance(value, str) else value)]
 
 STOP, START = "0", "1"  # what the two calls of a change keep
 

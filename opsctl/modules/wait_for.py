@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from opsctl.agent.protocol import Call
 from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import HostPath, Pattern, Seconds, Text
+from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Text
 from opsctl.modules.http import Statuses, seal_headers
 from opsctl.text import one_line
 
@@ -18,7 +18,7 @@ MARGIN = 30.0  # seconds by which the host may be late with its own deadline
 
 
 class HttpAnswer(ModuleArgs):
-    url: str = Field(description="Address, as seen from the host.", pattern=r"^https?://")
+    url: Public = Field(description="Address, as seen from the host.", pattern=r"^https?://")
     status: Statuses = Field([200], description="Statuses that are waited for.")
     contains: Pattern | None = Field(None, description="Regular expression to be found in the answer.")
     headers: dict[str, Text] = Field(default={}, description="Headers of the request.")
