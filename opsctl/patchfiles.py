@@ -17,10 +17,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from opsctl.agent.source import PREFIXES
 from opsctl.errors import UsageError
 from opsctl.schema_errors import validate
 from opsctl.sglang.patches.own import EndState, Wanted, function_in
-from opsctl.sglang.tree import PREFIXES
 from opsctl.yaml_source import read_yaml
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)

@@ -15,8 +15,6 @@ from opsctl.text import nearest
 
 Reader = Callable[[Call], Reply]
 
-PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
-
 _MOST = 64 << 20  # bytes of source that the controller takes from a host
 
 DRAFTER = "srt/models/llama_eagle3.py"
