@@ -102,7 +102,7 @@ def practice_host(root: Path) -> Iterator[PracticeHost]:
 
 
 def _build(root: Path, home: Path) -> None:
-    for folder in (home / "logs", home / "tmp", root / "drafters"):
+    for folder in (home / "logs", home / "tmp", home / "drafters", root / "drafters"):
         folder.mkdir(parents=True)
     shutil.copytree(TREE, home / "sglang", ignore=shutil.ignore_patterns("__pycache__"))
     for command in (

@@ -46,6 +46,9 @@ TARGET_CONFIG: dict[str, Any] = {
     },
 }
 
+CHAT_TEMPLATE = """\
+{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}<|assistant|>"""
+
 DRAFTER_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -78,6 +81,7 @@ class Tensor:
 def write_target(folder: Path) -> None:
     folder.mkdir(parents=True)
     _write_config(folder, TARGET_CONFIG)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 def write_drafter(folder: Path, *, seed: int, scenario: str, rename: Callable[[str], str] = lambda name: name) -> None:
