@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opsctl.errors import Exit, OpsctlError, UsageError
+from opsctl.secret import Secret
 
 if TYPE_CHECKING:
     from opsctl.engine.events import Event
@@ -52,13 +53,29 @@ class Showing:
     html: Path | None = None
 
 
-def play(options: Options, showing: Showing) -> Exit:
+AskBecomeOption = Annotated[
+    bool, typer.Option("--ask-become-password", "-K", help="Ask once for the sudo password of the hosts.")
+]
+
+
+def become_password() -> Secret:
+    """Ask for the sudo password, before any host is touched. Raises UsageError if there is nobody to ask."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "there is nobody to ask for the sudo password", hint="say become_password: !env NAME in the inventory"
+        )
+    return Secret(typer.prompt("sudo password", hide_input=True, err=True))
+
+
+def play(options: Options, showing: Showing, sudo_password: Secret | None = None) -> Exit:
     """Run a playbook as `options` say. Raises UsageError before any host is touched."""
     from opsctl.engine import known
     from opsctl.engine.connections import Connections
     from opsctl.inventory import load
 
     inventory = load(options.inventory)
+    if sudo_password is not None:
+        inventory = inventory.with_become_password(sudo_password)
     with stoppable() as stop:
         connections = Connections(stop.is_set, options.at_once)
         try:

@@ -8,6 +8,7 @@ import typer
 
 from opsctl.cli.hosts import InventoryOption
 from opsctl.cli.playing import (
+    AskBecomeOption,
     CheckOption,
     DiffOption,
     ExitCodeOption,
@@ -19,6 +20,7 @@ from opsctl.cli.playing import (
     SummaryOption,
     VerboseOption,
     YesOption,
+    become_password,
     play,
     tell_usage,
 )
@@ -52,6 +54,7 @@ def run(
     exit_code: ExitCodeOption = False,
     diff: DiffOption = None,
     yes: YesOption = False,
+    ask_become: AskBecomeOption = False,
     lock_wait: LockWaitOption = "0s",
     forks: Annotated[int, typer.Option("--forks", "-f", min=1, help="Hosts worked on at a time.")] = 32,
     output: OutputOption = "human",
@@ -83,7 +86,8 @@ def run(
         lock_wait=wait, at_once=forks, resume=resume, resume_known=bool(resume) and resume in names(),
     )  # fmt: skip
     try:
-        return play(options, Showing(output, diff, verbose, junit, summary, html))
+        password = become_password() if ask_become else None
+        return play(options, Showing(output, diff, verbose, junit, summary, html), password)
     except UsageError as error:
         tell_usage(error, output)
         raise

@@ -23,7 +23,7 @@ HostStatus = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
     """An error as data: what, where, what to do next."""
 
@@ -50,14 +50,14 @@ class Problem:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Event:
     """Something that happened `at` seconds after the run began."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunStarted(Event):
     run: str
     playbook: str
@@ -68,20 +68,20 @@ class RunStarted(Event):
     variables: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayStarted(Event):
     play: str
     hosts: tuple[str, ...]
     tasks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostConnected(Event):
     host: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Note(Event):
     """Something a person should know. `host` is None when it concerns no single one."""
 
@@ -91,7 +91,7 @@ class Note(Event):
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskStarted(Event):
     host: str
     task: str
@@ -99,7 +99,7 @@ class TaskStarted(Event):
     module: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskProgress(Event):
     host: str
     task: str
@@ -108,7 +108,7 @@ class TaskProgress(Event):
     fraction: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskEnded(Event):
     """A task has ended on a host.
 
@@ -132,10 +132,9 @@ class TaskEnded(Event):
     lines: tuple[str, ...] = ()
     measures: dict[str, float]
     problem: Problem | None = None
-    rescued: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GateChecked(Event):
     host: str
     gate: str
@@ -145,7 +144,7 @@ class GateChecked(Event):
     place: Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UndoStep(Event):
     """One step of a rollback."""
 
@@ -155,7 +154,7 @@ class UndoStep(Event):
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostEnded(Event):
     """A host is done with. `counts` has one entry for each status of its tasks."""
 
@@ -166,7 +165,7 @@ class HostEnded(Event):
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunEnded(Event):
     run: str
     exit_code: int

@@ -75,7 +75,7 @@ class Fleet:
         failed = 0
         for batch in batches(play, left):
             if failed > budget or self.info.cancelled():
-                self._leave_out(batch, f"not begun: {failed} hosts have failed" if failed else "not begun: stopped")
+                self._leave_out(batch, failed)
                 continue
             self.connect(batch)
             failed += self._batch(play, batch, on_host, budget - failed)
@@ -98,7 +98,7 @@ class Fleet:
                     name = running.pop(done)
                     done.result()
                     failed += name in self.ended and self.ended[name].status != "skipped"
-        self._leave_out(waiting, f"not begun: {failed} hosts have failed")
+        self._leave_out(waiting, failed)
         return failed
 
     def cancel(self) -> None:
@@ -157,7 +157,9 @@ class Fleet:
             return "rollback-failed", Exit.ROLLBACK_FAILED
         return "rolled-back", Exit.INTERRUPTED if interrupted else Exit.ROLLED_BACK
 
-    def _leave_out(self, hosts: Sequence[InventoryHost], why: str) -> None:
+    def _leave_out(self, hosts: Sequence[InventoryHost], failed: int) -> None:
+        several = "hosts have" if failed != 1 else "host has"
+        why = "not begun: stopped" if self.info.cancelled() else f"not begun: {failed} {several} failed"
         for host in hosts:
             self.ended[host.name] = Ended("skipped", Exit.INTERRUPTED if self.info.cancelled() else Exit.DONE)
             self.emit(HostEnded(at=self.clock(), host=host.name, status="skipped", counts={}, message=why))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from opsctl.engine.templating import is_template
 from opsctl.inventory.model import VARIABLE
@@ -180,6 +189,13 @@ class PlayKeys(_Strict):
     )
     become: bool | str | None = None
     tags: Names = Field(default_factory=list)
+
+    @field_validator("lock")
+    @classmethod
+    def _lock_name(cls, value: bool | str) -> bool | str:
+        if isinstance(value, str) and not VARIABLE.match(value):
+            raise ValueError(f"{value!r} cannot name a lock: letters, digits and _ only, no digit first")
+        return value
 
 
 # Words of Ansible that mean nothing here -> what to write instead.

@@ -253,7 +253,7 @@ def _confirm(plan: Plan, options: Options, ask: Ask) -> None:
             first = stage.hosts[0].name
             asked = templating.render(question, Scope(stage.layers[first]), stage.play.at / "confirm")
             if not ask(f"{asked} ({', '.join(h.name for h in stage.hosts)})"):
-                raise Declined("not confirmed: no host was touched")
+                raise Declined("not confirmed: nothing was changed")
 
 
 class Declined(OpsctlError):

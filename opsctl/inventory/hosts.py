@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import UsageError
 from opsctl.inventory import patterns
 from opsctl.inventory.model import Settings, SglangSettings
+from opsctl.secret import Secret
 
 if TYPE_CHECKING:
     from opsctl.remote.spec import ConnectionSpec
@@ -36,6 +37,11 @@ class InventoryHost:
     def sglang(self) -> SglangSettings:
         return self.settings.sglang or SglangSettings()
 
+    def with_become_password(self, password: Secret) -> InventoryHost:
+        if self.settings.become_password is not None:
+            return self
+        return replace(self, settings=self.settings.model_copy(update={"become_password": password}))
+
     def connection(self) -> ConnectionSpec:
         """How to reach it."""
         from opsctl.inventory.connection import connection_spec
@@ -51,6 +57,11 @@ class Inventory:
     hosts: Mapping[str, InventoryHost]
     groups: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
+
+    def with_become_password(self, password: Secret) -> Inventory:
+        """The same hosts, with a sudo password for those that name none themselves."""
+        hosts = {name: host.with_become_password(password) for name, host in self.hosts.items()}
+        return replace(self, hosts=hosts)
 
     def select(self, pattern: str = "all") -> list[InventoryHost]:
         """The hosts that `pattern` names (`a:&b:!c`). Raises UsageError if that is none.

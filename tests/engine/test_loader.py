@@ -14,6 +14,7 @@ from opsctl.errors import UsageError
 from opsctl.inventory import load as load_inventory
 from opsctl.text import printable
 from tests.engine.world import Project
+from tests.mutation import mutated
 
 GOOD = """\
 # A playbook that uses everything once.
@@ -135,40 +136,6 @@ def what_is_said(project: Project, text: str) -> UsageError | None:
     except UsageError as error:
         return error
     return None
-
-
-def mutated(text: str, dice: random.Random) -> str:
-    lines = text.splitlines()
-    for _ in range(dice.randint(1, 2)):
-        index = dice.randrange(1, len(lines))
-        line = lines[index]
-        match dice.randrange(9):
-            case 0:
-                del lines[index]
-            case 1:
-                lines.insert(index, line)
-            case 2:
-                lines[index] = " " * dice.randint(1, 3) + line
-            case 3:
-                lines[index] = line.lstrip()
-            case 4:
-                place = dice.randrange(len(line))
-                lines[index] = line[:place] + line[place + 1 :]
-            case 5:
-                place = dice.randrange(len(line))
-                lines[index] = line[:place] + dice.choice("\"'{}[]:,#&*!|>%@`\t\\-x0\0é") + line[place:]
-            case 6:
-                lines[index] = (
-                    line.split(":")[0]
-                    + ": "
-                    + dice.choice(["null", "[]", "{}", "5", "-1", "yes", "'x'", "{{ x }}", "[[1]]"])
-                )
-            case 7:
-                other = dice.randrange(1, len(lines))
-                lines[index], lines[other] = lines[other], lines[index]
-            case 8:
-                lines[index] = line.replace(":", "", 1)
-    return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from opsctl.errors import UsageError
 from opsctl.inventory import Inventory, load
 from opsctl.secret import mask
 from opsctl.text import printable
+from tests.mutation import mutated
 
 GOOD = """\
 defaults:
@@ -215,6 +217,25 @@ def test_damaged_files_are_told_as_such(tmp_path: Path, bad: bytes) -> None:
     with pytest.raises(UsageError) as caught:
         load(tmp_path / "inventory.yaml")
     assert printable(str(caught.value)) == str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_mutation_gives_a_place_or_is_valid(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    error = what_is_said(tmp_path, mutated(GOOD if seed % 2 else ANSIBLE, dice))
+    if error is not None:
+        assert "inventory.yaml" in str(error.where)
+        assert error.message
+        assert printable(str(error)) == str(error)
+
+
+def what_is_said(tmp_path: Path, text: str) -> UsageError | None:
+    try:
+        for host in inventory(tmp_path, text).hosts.values():
+            host.connection()
+    except UsageError as error:
+        return error
+    return None
 
 
 def test_how_a_host_is_reached(tmp_path: Path) -> None:
