@@ -82,6 +82,8 @@ class Proxy:
         self._prepare(onward)
         try:
             await asyncio.gather(self._pump(reader, onward, True), self._pump(onward_reader, writer, False))
+        except asyncio.CancelledError:
+            pass  # the proxy is being closed
         finally:
             for end in (writer, onward):
                 self._writers.discard(end)

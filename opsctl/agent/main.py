@@ -48,9 +48,9 @@ class Running(Context):
 class Agent:
     """One controller, any number of calls at a time."""
 
-    def __init__(self, source: BinaryIO, sink: int) -> None:
+    def __init__(self, source: BinaryIO, sink: int, lease: float) -> None:
         self.groups: Set[int] = set()
-        self._source, self._sink = source, sink
+        self._source, self._sink, self._lease = source, sink, lease
         self._writing = threading.Lock()
         self._idle = threading.Condition()
         self._calls: Dict[int, Running] = {}  # running or waiting, by number
@@ -59,6 +59,8 @@ class Agent:
         """Answer until the input ends, then clean up."""
         try:
             while True:
+                # A controller that is there says so now and then; one that vanished without a word raises _Gone here.
+                signal.setitimer(signal.ITIMER_REAL, self._lease)
                 received = read_frame(self._source)
                 if received is None:
                     break
@@ -124,6 +126,7 @@ class Agent:
         self._start(ready)
 
     def _clean_up(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, signal.SIG_IGN)
         with self._idle:
@@ -157,7 +160,10 @@ def _signal(group: int, sig: int) -> bool:
 
 
 def main(source: BinaryIO, config: Dict[str, Any]) -> None:
-    """Serve on `source` and standard output until the input ends. `config`: state (a directory, or null)."""
+    """Serve on `source` and standard output until the input ends.
+
+    `config`: state (a directory, or null) and lease (seconds without a word from the controller).
+    """
     if config.get("state"):
         os.environ["OPSCTL_STATE_DIR"] = config["state"]
     # Frames have descriptors of their own, so that neither a child nor a stray print can come between.
@@ -166,9 +172,9 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    agent = Agent(source, sink)
+    agent = Agent(source, sink, config["lease"])
     loader.fetch = agent.fetch
-    for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+    for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(sig, _gone)
     agent.serve()
     os._exit(0)  # threads of calls that would not end must not keep the process

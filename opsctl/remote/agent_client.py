@@ -16,7 +16,7 @@ from typing import Any
 
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame
 from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable
-from opsctl.remote import become, bundle
+from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import Stream
 from opsctl.text import one_line
 
@@ -68,6 +68,7 @@ class AgentClient:
         self._buffer = bytearray()
         self._heard = time.monotonic()
         self._dead: OpsctlError | None = None
+        heartbeat.keep(self)
 
     @property
     def alive(self) -> bool:
@@ -130,6 +131,16 @@ class AgentClient:
         with self._sending, contextlib.suppress(OpsctlError):
             self._write(frame({"cancel": pending.number}))
 
+    def beat(self) -> None:
+        """Tell the agent that we are here, unless other traffic does."""
+        if self._sending.acquire(blocking=False):
+            try:
+                with contextlib.suppress(OpsctlError, OSError):
+                    if self._stream.can_send():
+                        self._write(frame({"ping": 0}))
+            finally:
+                self._sending.release()
+
     def end(self, why: OpsctlError) -> None:
         """Take the agent for gone: everybody who waits gets `why`."""
         with self._changed:
@@ -189,12 +200,8 @@ class AgentClient:
         silent = time.monotonic() - self._heard
         if silent > LOST_AFTER:
             self._end_lost(f"no sign of life for {silent:.0f} s")
-        elif silent > PING_AFTER and self._sending.acquire(blocking=False):
-            try:
-                with contextlib.suppress(OpsctlError):
-                    self._write(frame({"ping": 1}))
-            finally:
-                self._sending.release()
+        elif silent > PING_AFTER:
+            self.beat()
 
     def _hand_out(self) -> None:
         buffer = self._buffer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import OpsctlError, Unreachable
-from opsctl.remote import become, bundle, ssh_config, tcp
+from opsctl.remote import become, bundle, heartbeat, ssh_config, tcp
 from opsctl.remote.agent_client import AgentClient, OnProgress, Pending
 from opsctl.remote.local import LocalStream
 from opsctl.remote.spec import ConnectionSpec
@@ -143,7 +143,7 @@ class RemoteHost:
         return self._start_agent(self.spec.become)
 
     def _start_agent(self, user: str | None) -> AgentClient:
-        boot = bundle.boot({"state": self.spec.state_dir})
+        boot = bundle.boot({"state": self.spec.state_dir, "lease": heartbeat.LEASE})
         password = self.spec.become_password if user is not None else None
         word = become.nonce() if password else None
         stream = self.stream(become.command(bundle.command(len(boot), self.spec.python), user, word))

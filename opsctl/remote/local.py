@@ -44,6 +44,11 @@ class LocalStream:
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._out.fileno(), 1 << 18)
 
+    def can_send(self) -> bool:
+        poll = select.poll()
+        poll.register(self._in, select.POLLOUT)
+        return bool(poll.poll(0))
+
     def stderr(self) -> str:
         with contextlib.suppress(BlockingIOError, ValueError):
             while data := os.read(self._err.fileno(), 1 << 16):

@@ -11,11 +11,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import paramiko
-
 from opsctl.errors import AuthFailed, HostKeyError, Unreachable
 from opsctl.remote import hostkeys, tcp
 from opsctl.remote.hostkeys import HostKey, Verdict
+from opsctl.remote.lean_paramiko import paramiko
 from opsctl.remote.spec import Timeouts
 from opsctl.remote.ssh_config import Hop
 from opsctl.remote.stream import Tail
@@ -101,7 +100,10 @@ class SshStream:
 
     def send(self, data: bytes, timeout: float) -> None:
         self._channel.settimeout(timeout)
-        self._channel.sendall(data)
+        try:
+            self._channel.sendall(data)
+        except (EOFError, paramiko.SSHException) as error:  # the packet's own failures come through as they are
+            raise ConnectionError(_words(error)) from error
 
     def receive(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)
@@ -109,6 +111,9 @@ class SshStream:
             return self._channel.recv(_CHUNK)
         finally:
             self.stderr()  # it shares the window with standard output: never let it fill up
+
+    def can_send(self) -> bool:
+        return self._channel.send_ready()
 
     def stderr(self) -> str:
         while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(1 << 16)):

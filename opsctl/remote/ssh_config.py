@@ -206,12 +206,12 @@ def _ask_openssh(ssh: str, host: str, config: str | None, user: str | None, port
 
 
 def _ask_paramiko(host: str, config: str | None) -> Options:
-    from paramiko import SSHConfig
+    from opsctl.remote import lean_paramiko
 
     path = Path(config or "~/.ssh/config").expanduser()
     if not path.is_file():
         return {}
-    found = SSHConfig.from_path(str(path)).lookup(host)
+    found = lean_paramiko.config().from_path(str(path)).lookup(host)
     values: dict[str, Any] = dict(found)  # identityfile is a list, whatever the stubs say
     return {k.lower(): list(v) if isinstance(v, list) else [str(v)] for k, v in values.items()}
 

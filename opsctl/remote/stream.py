@@ -16,6 +16,10 @@ class Stream(Protocol):
         """What has come, b"" at the end. Raises TimeoutError, OSError."""
         ...
 
+    def can_send(self) -> bool:
+        """Whether a little data would be taken at once."""
+        ...
+
     def stderr(self) -> str:
         """What the command has written to standard error so far, the last 16 KiB of it."""
         ...

@@ -254,15 +254,28 @@ def test_http_reaches_the_host_s_loopback(make_host: MakeHost, web: int, connect
 def test_a_link_that_goes_silent_is_noticed(
     make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
-    monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
     proxy = slow_link()
     host = make_host(port=proxy.port, host_key=str(sshd.host_key))
     assert works(host)
     [pending] = host.send([Call("proc.run", {"argv": "sleep 1000"})])
     proxy.freeze()
+    monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+    monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
     with pytest.raises(Unreachable, match="no sign of life"):
         pending.wait()
+
+
+def test_an_agent_whose_controller_vanished_lets_go_of_its_lock(
+    make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word: the server's side of the connection stays open for hours."""
+    monkeypatch.setattr("opsctl.remote.heartbeat.LEASE", 1.0)
+    proxy = slow_link()
+    host = make_host(port=proxy.port, host_key=str(sshd.host_key))
+    host.call(Call("lock.take", {"holder": {"who": "ann"}}))
+    proxy.freeze()
+    monkeypatch.undo()
+    make_host().call(Call("lock.take", {"holder": {"who": "bob"}, "wait": 30}))
 
 
 def test_round_trips(make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., Proxy]) -> None:
