@@ -89,6 +89,9 @@ def _cut(blocks: list[_Rows], attached: float | None) -> str | None:
     names = {path.split("/")[0] for path, _ in blocks[-1]}
     if "product name" in names and "processes" not in names:
         return f"breaks off in GPU {len(blocks)} of {attached:.0f}" if attached else "breaks off"
+    if attached and len(blocks) < attached:
+        # Unlike XML, text has no end mark: this may be a cut between two GPUs.
+        return f"ends after GPU {len(blocks)} of {attached:.0f}"
     return None
 
 

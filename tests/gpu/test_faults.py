@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opsctl.errors import Unreadable, UsageError
-from opsctl.gpu import smi_xml
+from opsctl.gpu import smi_text, smi_xml
 from opsctl.gpu.profile import Profile, record
 from opsctl.gpu.settings import Settings
 from tests.gpu.judging import text_of, verdicts
@@ -131,11 +131,20 @@ def test_a_cut_file_is_never_called_sound(length: int) -> None:
 
 
 @given(st.integers(min_value=1200, max_value=BRAKED.rindex("    Processes")))
+@example(BRAKED.index("GPU 00000000:3B:00.0"))  # between two GPUs
 @settings(max_examples=40, deadline=None)
 def test_a_cut_text_is_never_called_sound(length: int) -> None:
     found = verdicts(BRAKED[:length])
     for check in ("gpu.count", "ecc.uncorrected", "ecc.rows", "gpu.leftover", "gpu.temp", "gpu.power"):
         assert found[check] in ("skip", "fail"), check
+
+
+def test_half_a_number_is_not_believed() -> None:
+    """Cut inside `81559 MiB`: what is left of it looks like a number."""
+    end = BRAKED.index("Total", BRAKED.index("FB Memory Usage"))
+    cut = BRAKED[: BRAKED.index("MiB", end) - 3]
+    assert cut[-2:].isdigit()
+    assert smi_text.read(cut).gpus[0].memory_total is None
 
 
 # A value of a healthy idle card, and the range in which nothing is wrong with it.
@@ -190,6 +199,7 @@ def test_thresholds_can_be_set_and_misspelt_ones_are_refused() -> None:
     [
         '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "y">]><nvidia_smi_log><a>&x;</a></nvidia_smi_log>',
         '<?xml version="1.0"?><!DOCTYPE nvidia_smi_log [<!ENTITY x SYSTEM "file:///etc/passwd">]><nvidia_smi_log/>',
+        '<?xml version="1.0"?><!DOCTYPE nvidia_smi_log [<!ELEMENT a ANY>]><nvidia_smi_log><a>1</a></nvidia_smi_log>',
         '<?xml version="1.0"?><html/>',
         '<?xml version="1.0"?><nvidia_smi_log>' + "<a>" * 100,
     ],
