@@ -199,7 +199,9 @@ class _Process(_Kind):
         steps = _Steps()
         self.files(steps, argv)
         if args.state == "started" and now["state"] == "running" and self._same(now, argv) and not steps.calls:
-            return None
+            if self.known["listener"].result is not None:
+                return None
+            return Change(f"wait until {server.name} answers", (self.wait(ours),))  # it is still loading
         start = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env, None)[1])
         undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
         verb = "restart" if stop else "start"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from opsctl import practice
-from opsctl.agent import process
+from opsctl.agent import calls, process
 from opsctl.agent.protocol import AgentError
 from opsctl.errors import Conflict, UsageError
 from opsctl.secret import Secret
@@ -184,3 +184,17 @@ def test_settings_that_cannot_be_served(served: Served, change: dict[str, Any], 
     served.settings.update(change)
     with pytest.raises(UsageError, match=message):
         served.run()
+
+
+def test_a_server_that_is_still_loading_is_waited_for(served: Served) -> None:
+    first = served.release("first")
+    served.settings["launch"] = [sys.executable, "-c", "import time; time.sleep(600)"]
+    *_, change = served.play.plan("sglang_server", drafter=first)
+    assert change is not None
+    for call in change.calls:
+        if call.name != "ready.wait":
+            calls.invoke(call.name, call.args, InProcess(call.body, served.play.folder / "begun"))
+    *_, change = served.play.plan("sglang_server", drafter=first)
+    assert change is not None
+    assert [call.name for call in change.calls] == ["ready.wait"]
+    assert change.undo == ()
