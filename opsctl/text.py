@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _KEEP = {"\n", "\t"}
 
@@ -33,6 +33,14 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     close = nearest(name, names)
     return f"did you mean {close!r}?" if close else f"valid: {', '.join(names)}"
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """Names on one line, the first few of many: 'a, b, c and 97 more'."""
+    if len(names) <= most:
+        return ", ".join(names)
+    shown = most - 2
+    return f"{', '.join(names[:shown])} and {len(names) - shown} more"
 
 
 def size(n: float) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
 from opsctl.errors import Exit
-from opsctl.text import printable
+from opsctl.text import few, printable
 
 app = typer.Typer()
 
@@ -34,7 +34,7 @@ def history(
         typer.echo("no run is recorded here" if host is None else "no run is known there")
     for row in rows:
         where = f"{row['host']}  " if "host" in row else ""
-        hosts = f" on {', '.join(row['hosts'])}" if "hosts" in row else f" by {row['who']}"
+        hosts = f" on {few(row['hosts'])}" if "hosts" in row else f" by {row['who']}"
         typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {row['outcome']}"))
     return code
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 import typer
 
 from opsctl.errors import Exit, OpsctlError, UsageError
+from opsctl.text import few
 
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
@@ -49,7 +50,7 @@ def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:
     """The one host that the options name. Raises UsageError if they name several."""
     hosts = chosen(inventory, pattern)
     if len(hosts) > 1:
-        names = ", ".join(host.name for host in hosts[:5]) + (", ..." if len(hosts) > 5 else "")
+        names = few([host.name for host in hosts])
         raise UsageError(f"one host is needed, and {len(hosts)} are meant: {names}", hint="choose one with --host NAME")
     return hosts[0]
 

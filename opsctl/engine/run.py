@@ -29,6 +29,7 @@ from opsctl.engine.templating import At
 from opsctl.errors import Exit, OpsctlError, RemoteError, UsageError
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.secret import masked
+from opsctl.text import few
 from opsctl.yaml_source import Source
 
 _OUTCOMES = {
@@ -252,7 +253,7 @@ def _confirm(plan: Plan, options: Options, ask: Ask) -> None:
         if question and stage.hosts:
             first = stage.hosts[0].name
             asked = templating.render(question, Scope(stage.layers[first]), stage.play.at / "confirm")
-            if not ask(f"{asked} ({', '.join(h.name for h in stage.hosts)})"):
+            if not ask(f"{asked} ({few([h.name for h in stage.hosts])})"):
                 raise Declined("not confirmed: nothing was changed")
 
 

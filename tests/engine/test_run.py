@@ -75,6 +75,20 @@ tasks:
     assert list(project.out.iterdir()) == []
 
 
+def test_what_a_task_changes_is_looked_at_anew_by_the_next(project: Project) -> None:
+    (project.out / "f").write_text("two\n")
+    ran = project.run(
+        """\
+hosts: here
+tasks:
+  - {name: whole, copy: {dest: OUT/f, content: "one\\n"}}
+  - {name: line, line: {path: OUT/f, line: two}}
+"""
+    )
+    assert ran.statuses() == {"whole": "changed", "line": "changed"}
+    assert (project.out / "f").read_text() == "one\ntwo\n"
+
+
 def test_values_keep_their_types_and_text_from_a_host_is_never_a_template(project: Project) -> None:
     ran = project.run(
         """\
