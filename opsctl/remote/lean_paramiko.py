@@ -7,6 +7,7 @@ Import this module instead of paramiko.
 
 from __future__ import annotations
 
+import logging
 import sys
 
 if "paramiko" not in sys.modules and "invoke" not in sys.modules:
@@ -17,6 +18,10 @@ if "paramiko" not in sys.modules and "invoke" not in sys.modules:
         del sys.modules["invoke"]
 else:
     import paramiko
+
+# What it has to say reaches the user as an error of ours, in words; on the terminal it would only be in the way.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
 
 
 def config() -> type[paramiko.SSHConfig]:

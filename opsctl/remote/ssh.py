@@ -197,7 +197,8 @@ def authenticate(transport: paramiko.Transport, hop: Hop, timeouts: Timeouts, wh
     raise AuthFailed(
         f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
         where=where,
-        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`",
+        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`; "
+        "of its ways to log in, Kerberos (GSSAPI) and host based ones are not tried",
     )
 
 
@@ -217,6 +218,15 @@ def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: floa
     try:
         return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout)
     except paramiko.ChannelException as error:
+        if error.code == 2:  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
+            at = f"port {port} of the host" if address == "127.0.0.1" else f"{address}:{port}, as seen from there"
+            raise Unreachable(f"nothing answers on {at}", where=where) from error
+        if error.code == 1:  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
+            raise Unreachable(
+                f"the SSH server does not let us on to {address}:{port}",
+                where=where,
+                hint="see AllowTcpForwarding there",
+            ) from error
         raise Unreachable(f"cannot reach {address}:{port} from there: {_words(error)}", where=where) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Unreachable(f"lost the connection: {_words(error)}", where=where) from error
