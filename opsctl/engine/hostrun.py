@@ -12,7 +12,7 @@ from opsctl.agent.protocol import Call
 from opsctl.engine import gates, journal
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted, UndoStep
-from opsctl.engine.execute import Doing
+from opsctl.engine.execute import Doing, TaskUnmet
 from opsctl.engine.prepare import Prepared, Surroundings, prepare
 from opsctl.engine.result import Result, together
 from opsctl.engine.scope import Layer, Scope
@@ -79,8 +79,8 @@ class HostRun:
         facts = self._ask_for_facts() if self.it.uses_facts and "facts" not in self.session.registered else None
         if self.it.order:
             self._ahead.look(self.it.order[0], after=first[:1] if lock else ())
-        self.session.opened(first, lock)
-        self._tell_of_past()
+        if self.session.opened(first, lock):
+            self._tell_of_past()
         if facts is not None:
             self._take_facts(facts)
         try:
@@ -210,7 +210,7 @@ class HostRun:
 
     def _tell_of_past(self) -> None:
         """Say what earlier runs have left unfinished, and take over the handlers that the last such run still owed."""
-        past = [p for p in self.session.past if p.run != self.session.info.run]
+        past = [p for p in self.session.past or () if p.run != self.session.info.run]
         for one in past:
             if one.unfinished:
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
@@ -256,12 +256,11 @@ class HostRun:
 
 
 def _error(stop: _Stop) -> OpsctlError:
-    """What ended the play, with the task's name."""
+    """What ended the play; where that is no error of a host, with the task's name and place."""
     error = stop.result.error
-    if error is None or type(error).__name__ == "TaskUnmet":
+    if error is None or isinstance(error, TaskUnmet):
         return TaskFailed(f"{stop.task.name}: {stop.result.summary}", where=stop.task.at.place,
                           hint=error.hint if error else None)  # fmt: skip
-    error.args = (error.message,)
     return error
 
 

@@ -50,7 +50,7 @@ class Session:
     measures: dict[str, float] = field(default_factory=dict)
     began: list[str | None] = field(default_factory=list)
     notified: list[str] = field(default_factory=list)
-    past: list[journal.PastRun] = field(default_factory=list)
+    past: list[journal.PastRun] | None = None  # what its journal tells of earlier runs, once asked
     counts: dict[str, int] = field(default_factory=dict)
     lock: str | None = None  # the lock that is held
     supervised: bool = False
@@ -70,10 +70,13 @@ class Session:
 
     def user(self, become: bool | str | None) -> RemoteHost:
         """The host as the user that a task wants to be."""
-        remote = self.remote()
+        return self.remote() if become is None else self.remote().as_user(self._name_of(become))
+
+    def _name_of(self, become: bool | str | None) -> str | None:
+        """The user whose agent does a task's work; None: the one we logged in as."""
         if become is None:
-            return remote
-        return remote.as_user({True: "root", False: None}[become] if isinstance(become, bool) else become)
+            return self.remote().spec.become
+        return {True: "root", False: None}[become] if isinstance(become, bool) else become
 
     def open(self, lock: str | None) -> list[Pending]:
         """Take the lock and ask for unfinished runs, without waiting: observations may follow at once."""
@@ -81,17 +84,19 @@ class Session:
         first: list[Pending] = []
         if lock and not self.lock:
             first += remote.send([self._take(lock, self.info.lock_wait)])
-        if not self.info.check:
+        if not self.info.check and self.past is None:
             first += remote.send([journal.list_runs()])
         return first
 
-    def opened(self, first: list[Pending], lock: str | None) -> None:
-        """Wait for the answers to `open`. Raises Locked."""
+    def opened(self, first: list[Pending], lock: str | None) -> bool:
+        """Wait for the answers to `open`; whether there is news of earlier runs. Raises Locked."""
         if lock and not self.lock:
             self.wait(first.pop(0), self.info.lock_wait + 60)
             self.lock = lock
         if first:
             self.past = journal.past_runs(self.wait(first[0], 60))
+            return True
+        return False
 
     def _take(self, lock: str, wait: float) -> Call:
         holder = {k: self.info.meta[k] for k in ("who", "from", "run", "playbook", "since") if k in self.info.meta}
@@ -144,7 +149,7 @@ class Session:
     ) -> Pending:
         """Send a change, journaled, without waiting for its end. Its answer is for `journal.replies`."""
         remote = self.user(become)
-        first = self._begin(remote)
+        first = self._begin(become)
         self.seq += 1
         if confirm_within is None:
             call = journal.apply(self.info.run, self.seq, task, change)
@@ -153,13 +158,14 @@ class Session:
         call = journal.supervise(self.info.run, self.seq, task, change, confirm_within)
         return remote.send([call], after=first, on_progress=on_progress)[0]
 
-    def _begin(self, remote: RemoteHost) -> list[Pending]:
+    def _begin(self, become: bool | str | None) -> list[Pending]:
         """Begin the run in the journal of this user, if that was not done yet."""
-        user = remote_user(remote)
+        user = self._name_of(become)
         if user in self.began:
             return []
         self.began.append(user)
-        return remote.send([journal.begin(self.info.run, {**self.info.meta, "host": self.name}, resume=self.resumed)])
+        meta = {**self.info.meta, "host": self.name}
+        return self.user(become).send([journal.begin(self.info.run, meta, resume=self.resumed)])
 
     def save(self, data: Mapping[str, Any]) -> None:
         """Write a checkpoint, without waiting for it."""
@@ -176,9 +182,3 @@ class Session:
     def close(self) -> None:
         if self.connecting.done() and not self.connecting.cancelled() and not self.connecting.exception():
             self.connecting.result().remote.close()
-
-
-def remote_user(remote: RemoteHost) -> str | None:
-    """The user whose agent this is, as `as_user` takes it."""
-    user: str | None = getattr(remote, "_user", remote.spec.become)
-    return user
