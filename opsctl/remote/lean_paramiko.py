@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from opsctl.text import one_line
+
 if "paramiko" not in sys.modules and "invoke" not in sys.modules:
     sys.modules["invoke"] = None  # type: ignore[assignment]  # None: cannot be imported, for the moment
     try:
@@ -33,4 +35,13 @@ def config() -> type[paramiko.SSHConfig]:
     return paramiko.SSHConfig
 
 
-__all__ = ["config", "paramiko"]
+def words(error: BaseException) -> str:
+    """What an exception of paramiko's or a socket's has to say."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return one_line(str(error)) or "connection closed"
+
+
+__all__ = ["config", "paramiko", "words"]

@@ -11,14 +11,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from opsctl.errors import AuthFailed, HostKeyError, Unreachable
+from opsctl.errors import HostKeyError, Unreachable
 from opsctl.remote import hostkeys, tcp
 from opsctl.remote.hostkeys import HostKey, Verdict
-from opsctl.remote.lean_paramiko import paramiko
+from opsctl.remote.lean_paramiko import paramiko, words
+from opsctl.remote.login import authenticate
 from opsctl.remote.spec import Timeouts
 from opsctl.remote.ssh_config import Hop
 from opsctl.remote.stream import Tail
-from opsctl.text import one_line
 
 Socket = socket.socket | paramiko.Channel
 
@@ -53,7 +53,7 @@ class Link:
                 sock = self.onward(hop, timeouts, name, dialling)
                 transport, self.host_key = handshake(sock, hop, timeouts, where)
                 self._transports.append(transport)
-                authenticate(transport, hop, timeouts, where)
+                authenticate(transport, hop, where)
                 transport.set_keepalive(KEEPALIVE)
         except BaseException:
             self.close()
@@ -78,7 +78,7 @@ class Link:
             channel.settimeout(timeout)
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise Unreachable(f"the server opened no channel: {_words(error)}", where=where) from error
+            raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
         return SshStream(channel)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class SshStream:
         try:
             self._channel.sendall(data)
         except (EOFError, paramiko.SSHException) as error:  # the packet's own failures come through as they are
-            raise ConnectionError(_words(error)) from error
+            raise ConnectionError(words(error)) from error
 
     def receive(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)
@@ -165,52 +165,13 @@ def introduce(
     except (paramiko.SSHException, EOFError, OSError) as error:
         sock.close()
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-            raise Unreachable(f"no common algorithms with {hop}: {_words(error)}", where=where) from error
+            raise Unreachable(f"no common algorithms with {hop}: {words(error)}", where=where) from error
         raise Busy(
-            f"{hop} broke off before keys were agreed: {_words(error)}",
+            f"{hop} broke off before keys were agreed: {words(error)}",
             where=where,
             hint="the server may be starting, or refuse many connections at once (MaxStartups)",
         ) from error
     return transport, HostKey(shown.get_name(), shown.asbytes())
-
-
-def authenticate(transport: paramiko.Transport, hop: Hop, timeouts: Timeouts, where: str) -> None:
-    """Log in with each key and then the password, in OpenSSH's order. Raises AuthFailed."""
-    tried: list[str] = []
-    allowed: list[str] | None = None
-    for what, attempt in _ways(transport, hop, tried):
-        if allowed is not None and what not in allowed:
-            continue
-        try:
-            left = attempt()
-            if transport.is_authenticated():
-                return
-            allowed = left or None  # further methods are asked for
-        except paramiko.BadAuthenticationType as error:
-            allowed = list(error.allowed_types)
-        except (paramiko.AuthenticationException, paramiko.SSHException, EOFError, OSError) as error:
-            if not transport.is_active():
-                tried.append(f"then the server broke off: {_words(error)}")
-                break
-    allowed = allowed or _accepted(transport, hop)
-    accepted = f"; the server accepts {', '.join(allowed)}" if allowed else ""
-    raise AuthFailed(
-        f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
-        where=where,
-        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`; "
-        "of its ways to log in, Kerberos (GSSAPI) and host based ones are not tried",
-    )
-
-
-def _accepted(transport: paramiko.Transport, hop: Hop) -> list[str]:
-    """The ways in that a server names, for the error message alone."""
-    try:
-        transport.auth_none(hop.user)
-    except paramiko.BadAuthenticationType as error:
-        return list(error.allowed_types)
-    except (paramiko.SSHException, EOFError, OSError):
-        pass
-    return []
 
 
 def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: float, where: str) -> paramiko.Channel:
@@ -227,9 +188,9 @@ def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: floa
                 where=where,
                 hint="see AllowTcpForwarding there",
             ) from error
-        raise Unreachable(f"cannot reach {address}:{port} from there: {_words(error)}", where=where) from error
+        raise Unreachable(f"cannot reach {address}:{port} from there: {words(error)}", where=where) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise Unreachable(f"lost the connection: {_words(error)}", where=where) from error
+        raise Unreachable(f"lost the connection: {words(error)}", where=where) from error
 
 
 def unreachable(error: OSError, hop: Hop, where: str) -> Unreachable:
@@ -244,87 +205,7 @@ def unreachable(error: OSError, hop: Hop, where: str) -> Unreachable:
             where=where,
             hint="check `address` of the host in the inventory",
         )
-    return Unreachable(f"{hop}: {_words(error)}", where=where)
-
-
-def _ways(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """Method and attempt of each way to log in; what is tried is noted in words."""
-    seen: set[bytes] = set()
-    for where, key in _keys(hop, tried):
-        blob = key.public_blob.key_blob if key.public_blob else key.asbytes()
-        if blob in seen:
-            continue
-        seen.add(blob)
-        tried.append(f"key {where}")
-        yield "publickey", lambda key=key: transport.auth_publickey(hop.user, key)  # type: ignore[misc]
-    if hop.password:
-        password = hop.password
-        tried.append("password")
-        yield "password", lambda: transport.auth_password(hop.user, password.reveal(), fallback=False)
-        tried.append("keyboard-interactive")
-        yield (
-            "keyboard-interactive",
-            lambda: transport.auth_interactive(hop.user, lambda _t, _i, prompts: [password.reveal() for _ in prompts]),
-        )
-
-
-def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """The keys to try: named in the inventory, held by the agent, configured."""
-    for file in hop.keys:
-        yield from _from_file(file, hop, tried, named=True)
-    if hop.use_agent:
-        with contextlib.suppress(paramiko.SSHException, OSError):
-            limit = {blob for f in hop.agent_keys_only if (blob := _public_half(f))}
-            for key in paramiko.Agent().get_keys():
-                if not hop.agent_keys_only or key.asbytes() in limit:
-                    yield f"of the SSH agent, {key.comment or key.get_name()}", key
-    for file in hop.configured_keys:
-        yield from _from_file(file, hop, tried, named=False)
-
-
-def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, paramiko.PKey]]:
-    try:
-        key = paramiko.PKey.from_path(file)
-    except FileNotFoundError:
-        if named:
-            tried.append(f"key {file} (no such file)")
-        return
-    except (paramiko.PasswordRequiredException, TypeError):  # which of the two depends on the file's format
-        if named:
-            tried.append(f"key {file} (encrypted: add it to the SSH agent with ssh-add)")
-        return
-    except (paramiko.SSHException, OSError, ValueError) as error:
-        tried.append(f"key {file} (unusable: {_words(error)})")
-        return
-    certificates = [c for c in (*hop.certificates, f"{file}-cert.pub") if _certifies(c, key)]
-    for certificate in certificates:
-        certified = paramiko.PKey.from_path(file)
-        certified.load_certificate(certificate)
-        yield f"{file} with certificate", certified
-    yield file, key
-
-
-def _certifies(certificate: str, key: paramiko.PKey) -> bool:
-    """Whether a certificate file can be loaded with a key."""
-    try:
-        with open(certificate, encoding="ascii") as file:
-            return file.read(64).startswith(key.get_name())
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _public_half(file: str) -> bytes | None:
-    for key in hostkeys.parse("x " + _text(f"{file}.pub")):
-        return key.key.blob
-    return None
-
-
-def _text(file: str) -> str:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            return opened.read()
-    except OSError:
-        return ""
+    return Unreachable(f"{hop}: {words(error)}", where=where)
 
 
 def _host_key_error(verdict: Verdict, key: HostKey, hop: Hop, where: str) -> HostKeyError:
@@ -356,14 +237,6 @@ def _algorithms(types: list[str]) -> Iterator[str]:
 def _first(wanted: Sequence[str], available: Sequence[str]) -> tuple[str, ...]:
     front = [w for w in wanted if w in available]
     return (*front, *(a for a in available if a not in front))
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return one_line(str(error)) or "connection closed"
 
 
 def pause(attempt: int, cancelled: Callable[[], bool]) -> None:

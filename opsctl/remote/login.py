@@ -1,0 +1,130 @@
+"""Logging in: which keys and passwords are tried, in which order, and what is said when none will do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from opsctl.errors import AuthFailed
+from opsctl.remote import hostkeys
+from opsctl.remote.lean_paramiko import paramiko, words
+from opsctl.remote.ssh_config import Hop
+
+
+def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> None:
+    """Log in with each key and then the password, in OpenSSH's order. Raises AuthFailed."""
+    tried: list[str] = []
+    allowed: list[str] | None = None
+    for what, attempt in _ways(transport, hop, tried):
+        if allowed is not None and what not in allowed:
+            continue
+        try:
+            left = attempt()
+            if transport.is_authenticated():
+                return
+            allowed = left or None  # further methods are asked for
+        except paramiko.BadAuthenticationType as error:
+            allowed = list(error.allowed_types)
+        except (paramiko.AuthenticationException, paramiko.SSHException, EOFError, OSError) as error:
+            if not transport.is_active():
+                tried.append(f"then the server broke off: {words(error)}")
+                break
+    allowed = allowed or _accepted(transport, hop)
+    accepted = f"; the server accepts {', '.join(allowed)}" if allowed else ""
+    raise AuthFailed(
+        f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
+        where=where,
+        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`; "
+        "of its ways to log in, Kerberos (GSSAPI) and host based ones are not tried",
+    )
+
+
+def _ways(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Method and attempt of each way to log in; what is tried is noted in words."""
+    seen: set[bytes] = set()
+    for where, key in _keys(hop, tried):
+        blob = key.public_blob.key_blob if key.public_blob else key.asbytes()
+        if blob in seen:
+            continue
+        seen.add(blob)
+        tried.append(f"key {where}")
+        yield "publickey", lambda key=key: transport.auth_publickey(hop.user, key)  # type: ignore[misc]
+    if hop.password:
+        password = hop.password
+        tried.append("password")
+        yield "password", lambda: transport.auth_password(hop.user, password.reveal(), fallback=False)
+        tried.append("keyboard-interactive")
+        yield (
+            "keyboard-interactive",
+            lambda: transport.auth_interactive(hop.user, lambda _t, _i, prompts: [password.reveal() for _ in prompts]),
+        )
+
+
+def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    """The keys to try: named in the inventory, held by the agent, configured."""
+    for file in hop.keys:
+        yield from _from_file(file, hop, tried, named=True)
+    if hop.use_agent:
+        with contextlib.suppress(paramiko.SSHException, OSError):
+            limit = {blob for f in hop.agent_keys_only if (blob := _public_half(f))}
+            for key in paramiko.Agent().get_keys():
+                if not hop.agent_keys_only or key.asbytes() in limit:
+                    yield f"of the SSH agent, {key.comment or key.get_name()}", key
+    for file in hop.configured_keys:
+        yield from _from_file(file, hop, tried, named=False)
+
+
+def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, paramiko.PKey]]:
+    try:
+        key = paramiko.PKey.from_path(file)
+    except FileNotFoundError:
+        if named:
+            tried.append(f"key {file} (no such file)")
+        return
+    except (paramiko.PasswordRequiredException, TypeError):  # which of the two depends on the file's format
+        if named:
+            tried.append(f"key {file} (encrypted: add it to the SSH agent with ssh-add)")
+        return
+    except (paramiko.SSHException, OSError, ValueError) as error:
+        tried.append(f"key {file} (unusable: {words(error)})")
+        return
+    certificates = [c for c in (*hop.certificates, f"{file}-cert.pub") if _certifies(c, key)]
+    for certificate in certificates:
+        certified = paramiko.PKey.from_path(file)
+        certified.load_certificate(certificate)
+        yield f"{file} with certificate", certified
+    yield file, key
+
+
+def _certifies(certificate: str, key: paramiko.PKey) -> bool:
+    """Whether a certificate file can be loaded with a key."""
+    try:
+        with open(certificate, encoding="ascii") as file:
+            return file.read(64).startswith(key.get_name())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _public_half(file: str) -> bytes | None:
+    for key in hostkeys.parse("x " + _text(f"{file}.pub")):
+        return key.key.blob
+    return None
+
+
+def _text(file: str) -> str:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as opened:
+            return opened.read()
+    except OSError:
+        return ""
+
+
+def _accepted(transport: paramiko.Transport, hop: Hop) -> list[str]:
+    """The ways in that a server names, for the error message alone."""
+    try:
+        transport.auth_none(hop.user)
+    except paramiko.BadAuthenticationType as error:
+        return list(error.allowed_types)
+    except (paramiko.SSHException, EOFError, OSError):
+        pass
+    return []
