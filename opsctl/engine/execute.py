@@ -35,6 +35,7 @@ class Doing:
     """A task in progress on a host.
 
     Attributes:
+        label: its name, as people see it.
         tell: shows progress: a line, and a fraction where one is known.
         reconnected: called after the connection was made anew: what was under way on the old one is lost.
         applied: called as soon as a change has been sent, so that what follows can be observed in the same write.
@@ -42,6 +43,7 @@ class Doing:
     """
 
     task: Task
+    label: str
     session: Session
     tell: Callable[[str, float | None], None]
     applied: Callable[[Pending], None]
@@ -210,7 +212,7 @@ class Doing:
             said = self.task.keys.supervise.confirm_within
             at = self.task.at / "supervise" / "confirm_within"
             within = duration_of(templating.render(said, item.scope, at))
-        sent = self.session.apply(self.task.become, self.task.name, change, within, self._progress())
+        sent = self.session.apply(self.task.become, self.label, change, within, self._progress())
         self.applied(sent)
         try:
             reply = self.session.wait(sent, timeout)

@@ -9,7 +9,7 @@ from typing import Any
 
 from opsctl import modules
 from opsctl.agent.protocol import Call
-from opsctl.engine import gates, journal
+from opsctl.engine import gates, journal, templating
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted, UndoStep
 from opsctl.engine.execute import Doing, TaskUnmet
@@ -23,6 +23,7 @@ from opsctl.errors import OpsctlError, TaskFailed
 from opsctl.modules.contract import Action
 from opsctl.remote.agent_client import Pending
 from opsctl.secret import masked
+from opsctl.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class HostRun:
     deadline: float | None = None
     failures: list[OpsctlError] = field(default_factory=list)
     _ahead: Ahead = field(init=False)
+    _label: str = ""  # name of the task in progress
 
     def __post_init__(self) -> None:
         self._ahead = Ahead(self.session, self.it.around, self.it.order, self._scope)
@@ -124,10 +126,11 @@ class HostRun:
 
     def _task(self, task: Task) -> None:
         began = time.monotonic()
+        self._label = self._name_of(task)
         if task.number <= self.it.done:
             self._ended(task, Result("skipped", "done before this run was resumed"), began)
             return
-        self.it.emit(TaskStarted(at=self.it.clock(), host=self.session.name, task=task.name, number=task.number,
+        self.it.emit(TaskStarted(at=self.it.clock(), host=self.session.name, task=self._label, number=task.number,
                                  module=task.module))  # fmt: skip
         result = self._result(task)
         self._ended(task, result, began)
@@ -142,6 +145,16 @@ class HostRun:
         if result.status in ("changed", "ran") and not self.session.info.check:
             self._save(task.number)
 
+    def _name_of(self, task: Task) -> str:
+        """The task's name with its templates rendered, as far as that can be done before it runs."""
+        if not templating.is_template(task.name):
+            return task.name
+        scope = self._scope().over(self.it.around.given, *(Layer(values, at) for values, at in task.variables))
+        try:
+            return one_line(str(templating.render(task.name, scope, task.at / "name")))
+        except (Undecided, OpsctlError):
+            return task.name
+
     def _result(self, task: Task) -> Result:
         seen = self._ahead.take(task)
         try:
@@ -154,6 +167,7 @@ class HostRun:
             return Result("skipped", prepared.skipped)
         doing = Doing(
             task=task,
+            label=self._label,
             session=self.session,
             tell=lambda text, fraction: self._progress(task, text, fraction),
             applied=lambda pending: self._changing(task, pending, prepared),
@@ -235,7 +249,7 @@ class HostRun:
             self._ahead.look(self.it.order[0])
 
     def _progress(self, task: Task, text: str, fraction: float | None) -> None:
-        self.it.emit(TaskProgress(at=self.it.clock(), host=self.session.name, task=task.name, number=task.number,
+        self.it.emit(TaskProgress(at=self.it.clock(), host=self.session.name, task=self._label, number=task.number,
                                   text=text, fraction=fraction))  # fmt: skip
 
     def _ended(self, task: Task, result: Result, began: float) -> None:
@@ -243,7 +257,7 @@ class HostRun:
         place = task.at.place
         self.it.emit(
             TaskEnded(
-                at=self.it.clock(), host=self.session.name, task=task.name, number=task.number, module=task.module,
+                at=self.it.clock(), host=self.session.name, task=self._label, number=task.number, module=task.module,
                 place=Problem(message="", where=str(place), file=place.file, line=place.line, column=place.column),
                 status=result.status, summary=result.summary, seconds=time.monotonic() - began, diffs=result.diffs,
                 lines=result.lines, measures=result.measures,

@@ -89,6 +89,11 @@ tasks:
     assert (project.out / "f").read_text() == "one\ntwo\n"
 
 
+def test_names_of_tasks_are_templates_too(project: Project) -> None:
+    ran = project.run('hosts: here\nvars: {x: 5}\ntasks:\n  - {name: "say {{ x }}", debug: hi}\n')
+    assert list(ran.statuses()) == ["say 5"]
+
+
 def test_values_keep_their_types_and_text_from_a_host_is_never_a_template(project: Project) -> None:
     ran = project.run(
         """\
