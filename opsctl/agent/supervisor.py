@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, BinaryIO, Dict, Optional
 
-from opsctl.agent import calls, durable, runlog, steps, verdict
+from opsctl.agent import calls, durable, loader, runlog, steps, verdict
 from opsctl.agent.protocol import Context, frame, read_frame
 
 TICK = 0.1  # seconds between looks at the verdict
@@ -51,6 +51,7 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     header, body = received
     run = config["run"]
     runlog.adopt(run, config["run_lock"])
+    loader.fetch = lambda name: _fetch(run, name)
     events = Events(run)
     try:
         supervise(run, header["seq"], runlog.split_body(header["calls"], body), header["confirm_within"], events)
@@ -84,6 +85,13 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
     with runlog.turn(run):
         report = steps.roll_back(run, events, why)
     events.write({"event": "reverted", "why": why, "error": error, "report": report})
+
+
+def _fetch(run: str, name: str) -> bool:
+    """A module that a later step of the run needs to be taken back: its agent has left it in the run's folder."""
+    found = durable.read_json(os.path.join(runlog.folder(run), "modules.json")) or {}
+    loader.add(name, found.get(name))
+    return name in found
 
 
 def events_path(run: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from opsctl.agent.protocol import Call
 from opsctl.errors import Conflict, Locked, RemoteError
+from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
 from tests.conftest import MakeHost
 from tests.remote.steps import RUN, begin, supervised, writing
@@ -160,3 +161,16 @@ def test_killed_agent_does_not_stop_the_supervisor(
     os.kill(agent_pid(host), signal.SIGKILL)
     eventually(lambda: served.read_bytes() == b"old")
     assert run_on(make_host())["why"] == "not confirmed"
+
+
+def test_steps_after_the_supervised_one_are_taken_back_too(make_host: MakeHost, served: Path) -> None:
+    """Also where that takes agent code which the supervisor did not start with."""
+    host = make_host()
+    open_run(host, served)
+    host.call(supervised(served, b"new", 3.0))
+    mark = served.with_name("mark")
+    undo = Call("proc.run", {"argv": ["touch", str(mark)]})
+    host.call(journal.apply(RUN, 3, "after", [Call("files.free", {"path": "/"})], [undo]))
+    eventually(lambda: served.read_bytes() == b"old")
+    assert mark.exists()
+    assert run_on(make_host())["outcome"] == "rolled-back"
