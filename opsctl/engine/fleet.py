@@ -13,11 +13,12 @@ from opsctl.engine import journal, templating
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
 from opsctl.engine.execute import Reverted
-from opsctl.engine.hostrun import HostRun, PlayOnHost, tell_undone, undo
+from opsctl.engine.hostrun import HostRun, PlayOnHost
 from opsctl.engine.model import duration_of
 from opsctl.engine.scope import Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
+from opsctl.engine.undo import tell_undone, undo
 from opsctl.engine.watched import Interrupted
 from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
@@ -140,7 +141,7 @@ class Fleet:
             session.supervised = False
             whole = tell_undone(session.name, error.report, self.emit, self.clock)
             status, code = ("rolled-back", Exit.ROLLED_BACK) if whole else ("rollback-failed", Exit.ROLLBACK_FAILED)
-        elif session.began and not isinstance(error, Unreachable):
+        elif session.journals() and not isinstance(error, Unreachable):
             wanted = play.keys.on_failure == "rollback" and not isinstance(error, Interrupted)
             if wanted or session.supervised:
                 status, code = self._roll_back(session, error, interrupted=isinstance(error, Interrupted))

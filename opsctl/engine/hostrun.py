@@ -9,9 +9,9 @@ from typing import Any
 
 from opsctl import modules
 from opsctl.agent.protocol import Call
-from opsctl.engine import gates, journal, templating
+from opsctl.engine import gates, templating
 from opsctl.engine.ahead import Ahead
-from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted
 from opsctl.engine.execute import Doing, TaskUnmet
 from opsctl.engine.prepare import Prepared, Surroundings, prepare
 from opsctl.engine.result import Result, together
@@ -276,22 +276,3 @@ def _error(stop: _Stop) -> OpsctlError:
         return TaskFailed(f"{stop.task.name}: {stop.result.summary}", where=stop.task.at.place,
                           hint=error.hint if error else None)  # fmt: skip
     return error
-
-
-def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], float], why: str) -> bool:
-    """Take back all that the run did on the host. Whether all could be undone. Raises RemoteError, Unreachable."""
-    whole = True
-    remote = session.remote()
-    for user in reversed(session.began):
-        call = journal.revert(session.info.run) if session.supervised else journal.rollback(session.info.run, why)
-        told = session.wait(remote.as_user(user).send([call])[0], None).result
-        whole = tell_undone(session.name, journal.report(told), emit, clock) and whole
-    session.supervised = False
-    return whole
-
-
-def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> bool:
-    """Tell each step of a rollback. Whether everything could be undone."""
-    for step in report.steps:
-        emit(UndoStep(at=clock(), host=host, task=step.task, outcome=step.status, message=step.message))
-    return report.whole

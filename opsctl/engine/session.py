@@ -37,8 +37,8 @@ class Session:
 
     Attributes:
         registered: variables from `register`, over all plays of the run.
-        began: users in whose journals the run has begun, in that order (None: the connection's own).
-        notified: handlers that are to run, with the play's number.
+        began: the call that began the run in a user's journal (None: the login user's), in that order.
+        notified: handlers that are to run.
         supervised: the host waits for us to confirm.
         resumed: the run was begun on this host before.
     """
@@ -48,7 +48,7 @@ class Session:
     connecting: Future[Connected]
     registered: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
-    began: list[str | None] = field(default_factory=list)
+    began: dict[str | None, Pending] = field(default_factory=dict)
     notified: list[str] = field(default_factory=list)
     past: list[journal.PastRun] | None = None  # what its journal tells of earlier runs, once asked
     counts: dict[str, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Session:
             return
         if self.lock:
             self.wait(remote.send([self._take(self.lock, LOST_AGENT)])[0], LOST_AGENT + 60)
-        for user in self.began:
+        for user in self.journals():
             self.wait(remote.as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0], 60)
 
     def wait(self, pending: Pending, timeout: float | None) -> Reply:
@@ -163,9 +163,14 @@ class Session:
         user = self._name_of(become)
         if user in self.began:
             return []
-        self.began.append(user)
         meta = {**self.info.meta, "host": self.name}
-        return self.user(become).send([journal.begin(self.info.run, meta, resume=self.resumed)])
+        sent = self.user(become).send([journal.begin(self.info.run, meta, resume=self.resumed)])
+        self.began[user] = sent[0]
+        return sent
+
+    def journals(self) -> list[str | None]:
+        """Users in whose journals the run stands, the last one first."""
+        return [u for u, begun in reversed(self.began.items()) if not isinstance(begun.outcome, OpsctlError)]
 
     def save(self, data: Mapping[str, Any]) -> None:
         """Write a checkpoint, without waiting for it."""
@@ -175,7 +180,7 @@ class Session:
     def finish(self, outcome: str, why: str | None) -> None:
         """Note in the journals how the run ended. Raises RemoteError, Unreachable."""
         remote = self.remote()
-        for user in self.began:
+        for user in self.journals():
             self.wait(remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0], 60)
         self.began.clear()
 
