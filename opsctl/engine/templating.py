@@ -7,12 +7,9 @@ host are data, whatever braces they hold.
 
 from __future__ import annotations
 
-import json
-import posixpath
 import re
-import shlex
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -23,11 +20,15 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.nativetypes import NativeCodeGenerator, NativeTemplate
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from opsctl.engine.filters import FILTERS, TESTS
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import Place, UsageError
 from opsctl.secret import MASK, Secret
 from opsctl.text import nearest, one_line
 from opsctl.yaml_source import Source
+
+# What filters and operators raise on values that do not fit them.
+_AT_RUN_TIME = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +101,16 @@ def render_text(text: str, variables: Mapping[str, Any], name: str) -> str:
     """A template file's text rendered: secrets appear in clear, so the result is for the host only."""
     try:
         template = _text_environment().from_string(text)
-        return "".join(_parts(template, variables))
     except TemplateSyntaxError as error:
         raise UsageError(f"template error: {error.message}", where=Place(name, error.lineno)) from None
-    except Undecided:
+    try:
+        return "".join(_parts(template, variables))
+    except (Undecided, UsageError):
         raise
     except UndefinedError as error:
-        raise _undefined(error, variables, Place(name, _template_line(error))) from None
-    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, OverflowError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"template error: {_said(error)}", where=Place(name, _template_line(error))) from None
+        raise _undefined(error, variables, Place(name, _line(error, template))) from None
+    except _AT_RUN_TIME as error:
+        raise UsageError(f"template error: {_said(error)}", where=Place(name, _line(error, template))) from None
 
 
 def check_syntax(value: Any, at: At) -> None:
@@ -181,11 +181,12 @@ def _value_of(text: str, variables: Mapping[str, Any], at: At) -> Any:
         value = _joined(_parts(template, variables))
     except Undecided:
         raise
+    except UsageError as error:
+        error.where = error.where or at.place
+        raise
     except UndefinedError as error:
         raise _undefined(error, variables, at.place) from None
-    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, OverflowError, AttributeError) as error:
-        if isinstance(error, UsageError):
-            raise
+    except _AT_RUN_TIME as error:
         raise UsageError(f"template error: {_said(error)} in {one_line(text, 80)}", where=at.place) from None
     if isinstance(value, str) and MASK in value and MASK not in text:
         raise UsageError(
@@ -232,8 +233,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _prepare(environment: ImmutableSandboxedEnvironment) -> ImmutableSandboxedEnvironment:
-    environment.filters |= _FILTERS
-    environment.tests |= _TESTS
+    environment.filters |= FILTERS
+    environment.tests |= TESTS
     for unwanted in ("lipsum", "cycler", "joiner"):
         del environment.globals[unwanted]
     return environment
@@ -283,12 +284,12 @@ def _undefined(error: UndefinedError, variables: Mapping[str, Any], place: Place
     return UsageError(one_line(message), where=place, hint=hint)
 
 
-def _template_line(error: BaseException) -> int | None:
+def _line(error: BaseException, template: Template) -> int | None:
     """The line of the template where a run-time error came from."""
     line, trace = None, error.__traceback__
     while trace:
         if trace.tb_frame.f_code.co_filename == "<template>":
-            line = trace.tb_lineno
+            line = template.get_corresponding_lineno(trace.tb_lineno)
         trace = trace.tb_next
     return line
 
@@ -302,33 +303,3 @@ def _said(error: BaseException) -> str:
 def _kind(value: Any) -> str:
     kinds = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a mapping", type(None): "nothing"}
     return kinds.get(type(value), type(value).__name__)
-
-
-def _ends(key: str) -> Callable[[Any], bool]:
-    def test(result: Any) -> bool:
-        if isinstance(result, Unknown):
-            str(result)  # raises Undecided
-        if not isinstance(result, Mapping) or key not in result:
-            raise UsageError(f"`is {key}` asks for the registered result of a task, got {one_line(repr(result), 40)}")
-        return bool(result[key])
-
-    return test
-
-
-_FILTERS: dict[str, Callable[..., Any]] = {
-    "basename": posixpath.basename,
-    "dirname": posixpath.dirname,
-    "quote": lambda value: shlex.quote(str(value)),
-    "to_json": lambda value, indent=None: json.dumps(value, indent=indent, ensure_ascii=False),
-    "from_json": json.loads,
-    "regex_replace": lambda value, pattern, replacement: re.sub(pattern, replacement, value),
-    "regex_search": lambda value, pattern: found.group(0) if (found := re.search(pattern, value)) else "",
-}
-_TESTS: dict[str, Callable[..., Any]] = {
-    "match": lambda value, pattern: re.match(pattern, value) is not None,
-    "search": lambda value, pattern: re.search(pattern, value) is not None,
-    "changed": _ends("changed"),
-    "failed": _ends("failed"),
-    "skipped": _ends("skipped"),
-    "succeeded": lambda result: not _ends("failed")(result),
-}
