@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, Dict, Iterable, List, Set
 from opsctl.agent import calls, durable, loader
 from opsctl.agent.protocol import AgentError, Context, ProtocolError, frame, read_frame
 
+LINGER = 0.003  # seconds that an answer waits for those of calls that still run: together they are one packet
+OUTBOX = 8 << 20  # bytes waiting to be written, from which on calls wait with saying more
 GRACE = 5.0  # seconds that calls get to end by themselves once the controller is gone
 KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL for what they had started
 
@@ -51,12 +53,14 @@ class Agent:
     def __init__(self, source: BinaryIO, sink: int, lease: float) -> None:
         self.groups: Set[int] = set()
         self._source, self._sink, self._lease = source, sink, lease
-        self._writing = threading.Lock()
-        self._idle = threading.Condition()
+        self._idle = threading.Condition()  # guards what follows; told of every change
+        self._outbox: List[bytes] = []
+        self._waiting_bytes = 0
         self._calls: Dict[int, Running] = {}  # running or waiting, by number
 
     def serve(self) -> None:
         """Answer until the input ends, then clean up."""
+        threading.Thread(target=self._write, daemon=True).start()
         try:
             while True:
                 # A controller that is there says so now and then; one that vanished without a word raises _Gone here.
@@ -70,12 +74,36 @@ class Agent:
         self._clean_up()
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
-        """Write one frame; a controller that is gone is noticed by the reader, so that is no error here."""
-        self._write(frame(header, body))
+        """Have one frame written, in the order of sending; waits while the controller takes nothing."""
+        self._post(frame(header, body))
 
-    def _write(self, data: bytes) -> None:
-        with self._writing, contextlib.suppress(OSError):
-            durable.write_all(self._sink, data)
+    def _post(self, data: bytes) -> None:
+        with self._idle:
+            self._idle.wait_for(lambda: self._waiting_bytes < OUTBOX)
+            self._outbox.append(data)
+            self._waiting_bytes += len(data)
+            self._idle.notify_all()
+
+    def _write(self) -> None:
+        """Write what is in the outbox, for ever.
+
+        sshd leaves Nagle's algorithm on: the second of two small packets waits a round trip for the first. So the
+        answers of calls that run at the same time are given a moment to come together.
+        """
+        while True:
+            with self._idle:
+                self._idle.wait_for(lambda: bool(self._outbox))
+                self._idle.wait_for(self._nobody_runs, LINGER)
+                data, self._outbox = b"".join(self._outbox), []
+            # A controller that is gone is noticed by the reader, so that is no error here.
+            with contextlib.suppress(OSError):
+                durable.write_all(self._sink, data)
+            with self._idle:
+                self._waiting_bytes -= len(data)
+                self._idle.notify_all()
+
+    def _nobody_runs(self) -> bool:
+        return all(call.waits_for for call in self._calls.values())
 
     def fetch(self, module: str) -> bool:
         """Ask the controller for a module that it did not see coming."""
@@ -98,7 +126,7 @@ class Agent:
                 known = self._calls.get(header["cancel"])
             if known:
                 known.cancel()
-        elif "ping" in header:
+        elif "ping" in header and self._waiting_bytes < OUTBOX:  # never has the reader wait
             self.send({"pong": header["ping"]})
 
     def _start(self, ready: Iterable[Running]) -> None:
@@ -113,8 +141,8 @@ class Agent:
             answer = frame({"id": call.number, "result": reply.result}, reply.body)
         except BaseException as error:  # noqa: BLE001  whatever happens in a call, its caller is told
             answer = frame({"id": call.number, "error": calls.describe(error)})
-        self._write(answer)
         with self._idle:
+            self._post(answer)
             del self._calls[call.number]
             ready: List[Running] = []
             for waiting in self._calls.values():
