@@ -124,10 +124,10 @@ def free_port() -> int:
 
 def children(pid: int) -> list[int]:
     """Process ids of the children of a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in task.read_text().split()]
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it may end while we look
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
     return found
 
 
