@@ -26,13 +26,12 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
-def config() -> type[paramiko.SSHConfig]:
-    """paramiko's parser of OpenSSH configurations, complete."""
+def complete() -> None:
+    """Give paramiko's parser of OpenSSH configurations what was kept from it."""
     import invoke
     import paramiko.config
 
     paramiko.config.invoke = invoke  # type: ignore[attr-defined]
-    return paramiko.SSHConfig
 
 
 def words(error: BaseException) -> str:
@@ -44,4 +43,4 @@ def words(error: BaseException) -> str:
     return one_line(str(error)) or "connection closed"
 
 
-__all__ = ["config", "paramiko", "words"]
+__all__ = ["complete", "paramiko", "words"]

@@ -1,7 +1,7 @@
 """From a spec and the OpenSSH configuration to the hops of a route.
 
 OpenSSH itself is asked (`ssh -G`) where it is installed, so that Match, Include, exec and quoting mean what they mean
-there; else paramiko's parser. What paramiko cannot do of it is told, not ignored.
+there; else fabric's reader. What paramiko cannot do of it is told, not ignored.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def read(host: str, config: str | None, user: str | None, port: int | None) -> O
     if config is not None and not Path(config).expanduser().is_file():
         raise UsageError(f"there is no OpenSSH configuration {config}", hint="see `ssh_config` of the host")
     ssh = shutil.which("ssh")
-    found = _ask_openssh(ssh, host, config, user, port) if ssh else _ask_paramiko(host, config)
+    found = _ask_openssh(ssh, host, config, user, port) if ssh else _ask_fabric(host, config)
     return {**found, **{k: v for k, v in given.items() if k != "hostname" or "hostname" not in found}}
 
 
@@ -204,14 +204,17 @@ def _ask_openssh(ssh: str, host: str, config: str | None, user: str | None, port
     return found
 
 
-def _ask_paramiko(host: str, config: str | None) -> Options:
+def _ask_fabric(host: str, config: str | None) -> Options:
+    """What fabric reads of the file that was named, else of the user's and the system's, where OpenSSH is missing."""
     from opsctl.remote import lean_paramiko
 
-    path = Path(config or "~/.ssh/config").expanduser()
-    if not path.is_file():
-        return {}
-    found = lean_paramiko.config().from_path(str(path)).lookup(host)
-    values: dict[str, Any] = dict(found)  # identityfile is a list, whatever the stubs say
+    lean_paramiko.complete()
+    from fabric import Config
+
+    named = str(Path(config).expanduser()) if config else None
+    settings = Config(lazy=True, runtime_ssh_path=named)
+    settings.load_ssh_config()
+    values: dict[str, Any] = dict(settings.base_ssh_config.lookup(host))
     return {k.lower(): list(v) if isinstance(v, list) else [str(v)] for k, v in values.items()}
 
 
