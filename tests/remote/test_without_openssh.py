@@ -21,6 +21,8 @@ Host *
 """
 
 
+# invoke, which runs the command of Match exec, leaves its pipes to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_aliases_users_ports_jumps_keys_and_match_exec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.stdin", io.StringIO())  # Match exec hands it on to its command
