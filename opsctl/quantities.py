@@ -1,12 +1,10 @@
-"""Quantities as people write them: durations and sizes, as types for models."""
+"""Quantities as people write them: durations and sizes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, WithJsonSchema
+from typing import Any
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _BYTES = {
@@ -41,7 +39,3 @@ def _sum(value: Any, units: Mapping[str, float], bare: str, expected: str) -> fl
     if not text.strip():
         raise ValueError(f"expected {expected}, got nothing")
     return total
-
-
-Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema({"type": ["number", "string"]})]
-Size = Annotated[int, BeforeValidator(size_in_bytes), WithJsonSchema({"type": ["integer", "string"]})]

@@ -71,20 +71,22 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
     """Run a playbook as `options` say. Raises UsageError before any host is touched."""
     from opsctl.engine import known
     from opsctl.engine.connections import Connections
-    from opsctl.inventory import load
 
-    inventory = load(options.inventory)
-    if sudo_password is not None:
-        inventory = inventory.with_become_password(sudo_password)
     with stoppable() as stop:
         connections = Connections(stop.is_set, options.at_once)
         try:
-            connections.begin(known.hosts(options, inventory))
+            if sudo_password is None:
+                connections.begin(known.first_hosts(options))
             # What follows is loaded while the first packets travel.
             from opsctl.engine.run import execute, plan
+            from opsctl.inventory import load
 
+            inventory = load(options.inventory)
+            if sudo_password is not None:
+                inventory = inventory.with_become_password(sudo_password)
             planned = plan(options, inventory)
-            known.remember(options, inventory, planned.files, planned.first)
+            files = [*planned.files, *([inventory.file] if inventory.file else [])]
+            known.remember(options, files, [host.connection() for host in planned.first])
             with views(showing, check=options.check) as emit:
                 return execute(planned, options, emit, stop, ask, connections)
         finally:

@@ -71,10 +71,8 @@ def run(
 
       opsctl run health --check --exit-code
     """
-    from opsctl.engine.options import Options
-    from opsctl.engine.params import parse_given
+    from opsctl.engine.options import Options, parse_given
     from opsctl.quantities import seconds
-    from opsctl.report.record import names
 
     try:
         wait = seconds(lock_wait)
@@ -83,7 +81,7 @@ def run(
     options = Options(
         playbook=playbook, inventory=inventory, limit=limit, given=parse_given(extra or (), strings or ()),
         tags=_words(tags), skip_tags=_words(skip_tags), start_at=start_at, check=check, exit_code=exit_code, yes=yes,
-        lock_wait=wait, at_once=forks, resume=resume, resume_known=bool(resume) and resume in names(),
+        lock_wait=wait, at_once=forks, resume=resume, resume_known=resume is not None and _recorded(resume),
     )  # fmt: skip
     try:
         password = become_password() if ask_become else None
@@ -91,6 +89,12 @@ def run(
     except UsageError as error:
         tell_usage(error, output)
         raise
+
+
+def _recorded(run: str) -> bool:
+    from opsctl.report.record import names
+
+    return run in names()
 
 
 def _words(options: list[str] | None) -> list[str]:

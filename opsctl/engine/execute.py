@@ -188,7 +188,7 @@ class Doing:
                     raise
                 seen = None
                 continue
-            values = module.result(item.args, replies, done)
+            values = {**change.values, **module.result(item.args, replies, done)}
             return Result(_status(change, values), change.summary, values, change.diffs)
         raise AssertionError("the second conflict is raised")
 
@@ -196,7 +196,7 @@ class Doing:
     def _would(module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
         if change.unknown is not None:
             return Result("unknown", change.unknown, diffs=change.diffs)
-        values = module.result(item.args, replies, None)
+        values = {**change.values, **module.result(item.args, replies, None)}
         return Result("changed", change.summary, values, change.diffs, predicted=True)
 
     def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply]:

@@ -53,10 +53,9 @@ class Fleet:
 
     def connect(self, hosts: Sequence[InventoryHost]) -> None:
         """Begin to connect to hosts, without waiting."""
-        self.connections.begin(hosts)
         for host in hosts:
             if host.name not in self.sessions:
-                connecting = self.connections.of(host)
+                connecting = self.connections.of(host.connection())
                 self.sessions[host.name] = Session(host, self.info, connecting)
                 connecting.add_done_callback(partial(self._connected, host.name))
 

@@ -16,8 +16,8 @@ from pydantic import (
 )
 
 from opsctl.engine.templating import is_template
-from opsctl.inventory.model import VARIABLE
-from opsctl.quantities import Duration
+from opsctl.schema_types import Duration
+from opsctl.text import VARIABLE
 
 
 class _Strict(BaseModel):

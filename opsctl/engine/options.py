@@ -1,10 +1,14 @@
-"""What a user asks of a run."""
+"""What a user asks of a run. Imports little: it is read before the first connection is begun."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from opsctl.errors import UsageError
+from opsctl.text import VARIABLE, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +47,46 @@ class Options:
     at_once: int = 32
     resume: str | None = None
     resume_known: bool = False
+
+
+def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, Given]:
+    """`-e NAME=VALUE`, `-e @FILE` and `--set-string NAME=VALUE`; later ones win. Raises UsageError."""
+    given: dict[str, Given] = {}
+    for word in extra:
+        if word.startswith("@"):
+            from opsctl.yaml_source import read_yaml
+
+            source = read_yaml(Path(word[1:]))
+            if not isinstance(source.value, dict):
+                raise UsageError("a file of variables is a mapping", where=source.place())
+            given |= {_name(k, word): Given(v) for k, v in source.value.items()}
+            continue
+        name, text = _split(word, "-e")
+        given[name] = _tagged(text) if text.startswith("!") else Given(text, open=True)
+    for word in strings:
+        name, text = _split(word, "--set-string")
+        given[name] = Given(text)
+    return given
+
+
+def _split(word: str, option: str) -> tuple[str, str]:
+    name, sign, text = word.partition("=")
+    if not sign:
+        raise UsageError(f"{option} {one_line(word, 60)}: expected NAME=VALUE")
+    return _name(name, word), text
+
+
+def _name(name: str, word: str) -> str:
+    if not VARIABLE.match(name):
+        raise UsageError(f"-e {one_line(word, 60)}: {name!r} cannot be a variable")
+    return name
+
+
+def _tagged(text: str) -> Given:
+    """A value that says where it comes from: `!env NAME`. Any other text that begins with ! is just text."""
+    from opsctl.secret_sources import TAGS
+    from opsctl.yaml_source import parse_yaml
+
+    if any(text.startswith(f"{tag} ") for tag in TAGS):
+        return Given(parse_yaml(text, "-e").value)
+    return Given(text, open=True)

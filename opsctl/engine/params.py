@@ -1,4 +1,4 @@
-"""Values from the command line, and the typed params they fill."""
+"""Typed params, filled from the command line or from their defaults."""
 
 from __future__ import annotations
 
@@ -13,49 +13,15 @@ from opsctl.engine.scope import Layer
 from opsctl.engine.tasks import Play
 from opsctl.engine.templating import holds_template
 from opsctl.errors import UsageError
-from opsctl.inventory.model import VARIABLE
 from opsctl.quantities import seconds, size_in_bytes
 from opsctl.secret import Secret
-from opsctl.secret_sources import TAGS
 from opsctl.text import did_you_mean, one_line
-from opsctl.yaml_source import parse_yaml, plain_scalar, read_yaml
+from opsctl.yaml_source import parse_yaml, plain_scalar
 
 
 def untyped(given: Given) -> Any:
     """What a value is when no param says its type."""
     return plain_scalar(given.value) if given.open else given.value
-
-
-def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, Given]:
-    """`-e NAME=VALUE`, `-e @FILE` and `--set-string NAME=VALUE`; later ones win. Raises UsageError."""
-    given: dict[str, Given] = {}
-    for word in extra:
-        if word.startswith("@"):
-            source = read_yaml(Path(word[1:]))
-            if not isinstance(source.value, dict):
-                raise UsageError("a file of variables is a mapping", where=source.place())
-            given |= {_name(k, word): Given(v) for k, v in source.value.items()}
-            continue
-        name, text = _split(word, "-e")
-        tagged = any(text.startswith(f"{tag} ") for tag in TAGS)
-        given[name] = Given(parse_yaml(text, "-e").value) if tagged else Given(text, open=True)
-    for word in strings:
-        name, text = _split(word, "--set-string")
-        given[name] = Given(text)
-    return given
-
-
-def _split(word: str, option: str) -> tuple[str, str]:
-    name, sign, text = word.partition("=")
-    if not sign:
-        raise UsageError(f"{option} {one_line(word, 60)}: expected NAME=VALUE")
-    return _name(name, word), text
-
-
-def _name(name: str, word: str) -> str:
-    if not VARIABLE.match(name):
-        raise UsageError(f"-e {one_line(word, 60)}: {name!r} cannot be a variable")
-    return name
 
 
 def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: Collection[str]) -> None:

@@ -66,10 +66,10 @@ class Plan:
         return [source.file for source in self.playbook.sources]
 
     @property
-    def first(self) -> list[str]:
-        """Names of the hosts that the run begins with."""
+    def first(self) -> list[InventoryHost]:
+        """The hosts that the run begins with."""
         stage = next(s for s in self.stages if s.hosts)
-        return [h.name for h in batches(stage.play, stage.hosts)[0]]
+        return batches(stage.play, stage.hosts)[0]
 
     @property
     def hosts(self) -> list[InventoryHost]:

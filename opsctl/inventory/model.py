@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
-from opsctl.quantities import Duration
+from opsctl.schema_types import Duration
 from opsctl.secret import Secret
+from opsctl.text import VARIABLE
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def _secret(value: Any) -> Any:

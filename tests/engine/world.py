@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, HostEnded, TaskEnded
-from opsctl.engine.options import Options
-from opsctl.engine.params import parse_given
+from opsctl.engine.options import Options, parse_given
 from opsctl.engine.run import execute, plan
 from opsctl.errors import Exit
 from opsctl.inventory import load
