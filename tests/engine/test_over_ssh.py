@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from opsctl.cli.playing import Showing, play
+from opsctl.engine import known
 from opsctl.engine.events import HostEnded, UndoStep
-from opsctl.errors import Exit
+from opsctl.engine.options import Options
+from opsctl.errors import Exit, UsageError
 from tests.engine.world import Project, Ran
 from tests.proxy import Proxy
 from tests.sshd import Sshd, eventually
@@ -136,3 +139,20 @@ tasks:
     runner.join(90)
     assert got[0].code == Exit.DONE, "\n".join(map(repr, got[0].events))
     assert (project.out / "begun-1").exists()
+
+
+def test_a_wrong_playbook_touches_no_host_even_if_it_was_right_before(
+    project: Project, over_ssh: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project.folder / "cache"))
+    monkeypatch.setenv("OPSCTL_RECORDS", str(project.folder / "records"))
+    options = Options(str(project.folder / "play.yaml"), inventory=str(project.folder / "inventory.yaml"))
+    for wrong in ("hosts: far\ntasks:\n  - debug: '{{ missing }}'\n", "hosts: far\ntaks: []\n"):
+        project.write(tasks(1))
+        assert play(options, Showing(output="jsonl")) == Exit.DONE
+        assert known.first_hosts(options)  # the next run of the same would connect at once
+        before = over_ssh.connections
+        project.write(wrong)
+        with pytest.raises(UsageError):
+            play(options, Showing(output="jsonl"))
+        assert over_ssh.connections == before
