@@ -49,6 +49,9 @@ hosts:
     user: practice
     key: {root}/key
     host_key: {host_key}
+    vars:
+      health:
+        profile: {{gpus: 0}} # a host for practice: nothing to check there
     sglang:
       checkout: {home}/sglang
       environment: {home}/venv

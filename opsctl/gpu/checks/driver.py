@@ -8,6 +8,8 @@ from opsctl.gpu.checks.over import fail, no_reading, sound, warn
 from opsctl.gpu.model import Evidence, Found, GpuRef, PciDevice, Reading, Verdict, skip
 from opsctl.gpu.settings import Settings
 
+NO_GPUS = "the profile says that this host has no GPUs"
+
 
 def loaded(evidence: Evidence, settings: Settings) -> list[Found]:
     refused = [e for e in evidence.smi_errors if e.check == "driver.loaded"]
@@ -15,6 +17,8 @@ def loaded(evidence: Evidence, settings: Settings) -> list[Found]:
         return [fail(e.text, value=e.rc) for e in refused]
     host = evidence.host
     if evidence.smi_run and evidence.smi_run.missing and host.driver_loaded is None:
+        if settings.profile.gpus == 0:
+            return skip(NO_GPUS)
         return [fail("nvidia-smi is not installed and no module is loaded")]
     driver = next((r.driver for r in evidence.readings if r.driver), None) or host.driver_loaded
     answered = [r for r in evidence.readings if r.gpus]
@@ -78,6 +82,8 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
     found = [fail(e.text) for e in evidence.smi_errors if e.check == "gpu.count"]
     if pci is not None and expected is not None and len(pci) < expected:
         found.append(fail(f"{len(pci)} GPUs on PCI, {expected} expected", len(pci), expected))
+    elif pci is not None and not pci and expected == 0:
+        return skip(NO_GPUS)
     elif pci is not None and not pci and evidence.smi_run:
         found.append(fail("no NVIDIA GPU on PCI", 0, expected))
     for reading in evidence.readings:
