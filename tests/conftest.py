@@ -1,4 +1,4 @@
-"""Hosts for tests: a real sshd, the local agent, and a link that can be slow or break."""
+"""Hosts for tests: a real sshd, the local agent, a practice host, and a link that can be slow or break."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from opsctl.agent.protocol import Call
+from opsctl.practice.host import PracticeHost, practice_host
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.remote.spec import ConnectionSpec
 from tests.proxy import Proxy
@@ -26,6 +27,13 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeHost]:
+    """A practice host, one for the whole session. Its SGLang is whatever the tests before have made of it."""
+    with practice_host(tmp_path_factory.mktemp("practice")) as host:
+        yield host
 
 
 @pytest.fixture

@@ -22,13 +22,20 @@ app = typer.Typer()
 def doc(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC]", help="A module, or: play, task, block, include, gate, param, lint."),
+        typer.Argument(
+            metavar="[TOPIC]",
+            help="A module, or: play, task, block, include, gate, param, host, group, sglang, timeouts, lint.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Modules and playbook keys. Without a topic: all modules.
+    """Modules, and the keys of playbooks and inventories. Without a topic: all modules.
 
-    Example: opsctl doc copy
+    Examples:
+
+      opsctl doc copy
+
+      opsctl doc sglang
     """
     from opsctl import modules
 
@@ -95,10 +102,12 @@ def as_data(topic: str) -> dict[str, Any]:
 
 def _models() -> dict[str, type[BaseModel]]:
     from opsctl.engine import model
+    from opsctl.inventory import model as inventory
 
     return {
         "play": model.PlayKeys, "task": model.TaskKeys, "block": model.BlockKeys, "include": model.IncludeKeys,
-        "gate": model.Gate, "param": model.Param,
+        "gate": model.Gate, "param": model.Param, "host": inventory.Settings, "group": inventory.Group,
+        "sglang": inventory.SglangSettings, "timeouts": inventory.Timeouts,
     }  # fmt: skip
 
 

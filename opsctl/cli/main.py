@@ -54,7 +54,7 @@ COMMANDS: dict[str, Entry] = {
     "init": Entry("init", "Look at a host and write an inventory and playbooks for it.", _WRITE),
     "inventory": Entry("inventory", "List, check and trust hosts.", _WRITE),
     "lint": Entry("lint", "Check playbooks without touching a host.", _WRITE),
-    "doc": Entry("doc", "Modules and playbook keys.", _WRITE),
+    "doc": Entry("doc", "Modules, and the keys of playbooks and inventories.", _WRITE),
     "schema": Entry("schema", "JSON Schema of playbooks and inventories, for editors.", _WRITE),
 }
 

@@ -1,0 +1,147 @@
+"""Looking at a host: two round trips, no change."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.gpu import gathered, wanted
+from opsctl.gpu.profile import record
+from opsctl.sglang import launch
+from opsctl.sglang.gather import Ask, choose
+from opsctl.survey.found import Checkout, Found, Running
+
+# Services that processes live in without being what the service is for: a login, a job.
+_NOT_SERVING = ("user@", "ssh", "cron", "atd", "systemd-", "docker", "containerd", "getty@", "supervisor")
+
+
+def look(ask: Ask, port: int | None = None) -> Found:
+    """What the host has. port: of the server that is meant, where several run.
+
+    Raises UsageError when several run and none is named, and what `ask` raises when the host is lost.
+    """
+    expected = wanted.of(None, None, "host")
+    first = [
+        Call("facts.gather", {"parts": ["host", "user"]}),
+        Call("servers.find", {"locate": True}),
+        Call("survey.look"),
+        gathered.ask(expected),
+    ]
+    facts, servers, lying, gpus = ask(first)
+    if isinstance(facts, Exception):
+        raise facts
+    notes = [f"{what}: {reply}" for what, reply in _named(servers, lying, gpus) if isinstance(reply, Exception)]
+    process = choose(_result(servers, []), port)
+    found = replace(_lying(_result(lying, {}), facts.result), port=port)
+    if process is not None:
+        found = _running(found, process)
+    if isinstance(gpus, Reply):
+        readings = gathered.evidence(gpus.result, expected).readings
+        if readings and readings[0].gpus:
+            found = replace(found, profile=record(readings[0].gpus, readings[0].driver).dump())
+    return _closer(ask, found, notes)
+
+
+def _closer(ask: Ask, found: Found, notes: list[str]) -> Found:
+    """The state of the checkout, the name of the container, and whether opsctl itself started the server."""
+    asked: dict[str, Call] = {}
+    if found.server:
+        started = launch.parse(found.server.argv)
+        name = f"sglang-{(started and started.port) or launch.DEFAULT_PORT}"
+        asked["record"] = Call("process.status", {"name": name})
+    if found.checkout:
+        asked["git"] = Call("git.look", {"path": found.checkout.path})
+    if found.server and found.server.container:
+        argv = ["docker", "inspect", "--format", "{{.Name}}", "--", found.server.container]
+        asked["docker"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
+    answers = dict(zip(asked, ask(list(asked.values())), strict=True)) if asked else {}
+    git, docker, record_of = answers.get("git"), answers.get("docker"), answers.get("record")
+    if isinstance(record_of, Reply) and found.server and record_of.result.get("pid") == found.server.pid:
+        found = replace(found, server=replace(found.server, ours=True))
+    if isinstance(git, Exception):
+        notes.append(f"checkout: {git}")
+    elif git is not None and found.checkout:
+        found = replace(found, checkout=_checkout(found.checkout.path, git.result))
+    if isinstance(docker, Exception):
+        notes.append(f"container: {docker}")
+    elif docker is not None and found.server and (name := docker.result["stdout"].strip().lstrip("/")):
+        found = replace(found, server=replace(found.server, container=name))
+    return replace(found, notes=tuple(notes))
+
+
+def _lying(lying: Mapping[str, Any], facts: Mapping[str, Any]) -> Found:
+    kinds = {
+        "checkout": [str(path) for path in lying.get("checkouts", [])],
+        "environment": [str(path) for path in lying.get("environments", [])],
+        "model_path": [str(model["path"]) for model in lying.get("models", [])],
+        "unit": [str(unit["name"]) for unit in lying.get("units", [])],
+    }
+    first = {kind: paths[0] for kind, paths in kinds.items() if paths}
+    return Found(
+        name=str((facts.get("host") or {}).get("name") or "host"),
+        home=str(lying.get("home") or (facts.get("user") or {}).get("home") or "/root"),
+        checkout=Checkout(first["checkout"]) if "checkout" in first else None,
+        environment=first.get("environment"),
+        unit=first.get("unit"),
+        user_unit=bool(lying["units"][0]["user"]) if "unit" in first else False,
+        model=first.get("model_path"),
+        others={kind: tuple(paths[1:]) for kind, paths in kinds.items() if paths[1:]},
+    )
+
+
+def _running(found: Found, process: Mapping[str, Any]) -> Found:
+    """What runs says where things are; what merely lies there matters no more."""
+    unit = process["unit"]
+    if unit and unit.startswith(_NOT_SERVING):
+        unit = None
+    server = Running(
+        pid=process["pid"],
+        argv=tuple(process["argv"]),
+        python=process["python"],
+        user=process["user"],
+        unit=unit,
+        user_unit=found.user_unit and unit == found.unit,
+        container=process["container"],
+        log=process["log"],
+        env=process["environment"] or {},
+    )
+    return replace(
+        found,
+        server=server,
+        package=process["package"],
+        checkout=_tree(process["package"]),
+        environment=None,
+        unit=None,
+        model=None,
+        others={},
+    )
+
+
+def _tree(package: str | None) -> Checkout | None:
+    """The checkout that a package was imported from: it lies in python/sglang of it."""
+    root, _, rest = (package or "").rpartition("/python/")
+    return Checkout(root) if root and rest == "sglang" else None
+
+
+def _checkout(path: str, git: Mapping[str, Any]) -> Checkout:
+    if git["state"] != "repo":
+        return Checkout(path)
+    return Checkout(path, git["head"], git["branch"], len(git["changed"]))
+
+
+def environment_of(python: str) -> str | None:
+    """The environment whose bin/python this is; None for the system's own."""
+    folder, name = posixpath.split(python)
+    root, leaf = posixpath.split(folder)
+    return root if leaf == "bin" and name.startswith("python") and root not in ("", "/", "/usr", "/usr/local") else None
+
+
+def _named(*replies: Reply | Exception) -> Sequence[tuple[str, Reply | Exception]]:
+    return list(zip(("servers", "files", "GPUs"), replies, strict=True))
+
+
+def _result(reply: Reply | Exception, otherwise: Any) -> Any:
+    return otherwise if isinstance(reply, Exception) else reply.result

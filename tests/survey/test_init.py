@@ -1,0 +1,170 @@
+"""`opsctl init`, as a newcomer meets it: in an empty folder, against the practice host and a real sshd."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from opsctl.errors import Exit
+from opsctl.inventory import load
+from opsctl.practice.host import PracticeHost
+from tests.sshd import Sshd, eventually
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    folder = tmp_path / "project"
+    folder.mkdir()
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "opsctl", *words]
+        return subprocess.run(argv, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    return call
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return tmp_path / "project"
+
+
+def reach(practice: PracticeHost) -> list[str]:
+    host = yaml.safe_load(practice.inventory.read_text())["hosts"]["practice"]
+    return ["--host", "practice@127.0.0.1", "--port", str(host["port"]), "--key", host["key"],
+            "--host-key", host["host_key"], "--server-port", str(practice.port), "--name", "box"]  # fmt: skip
+
+
+def commands(out: str) -> list[list[str]]:
+    """The commands under `Next:`."""
+    lines = out.partition("Next:\n")[2].splitlines()
+    return [line.partition("#")[0].split()[1:] for line in lines]
+
+
+def test_before_anything_runs(practice: PracticeHost, run: Run, project: Path) -> None:
+    said = run("init", *reach(practice))
+    assert said.returncode == Exit.DONE, said.stderr
+    s = load(project / "inventory.yaml").select("box")[0].sglang
+    home = str(practice.home)
+    assert (s.checkout, s.environment) == (f"{home}/sglang", f"{home}/venv")
+    assert (s.model_path, s.releases_folder) == (f"{home}/models/kimi-tiny", f"{home}/drafters/releases")
+    assert s.port == practice.port
+    first, *_ = commands(said.stdout)
+    assert first == ["inventory", "check"]
+    assert run(*first).returncode == Exit.DONE
+    assert run("lint", *map(str, project.glob("playbooks/[!d]*.yaml"))).returncode == Exit.DONE
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=s.checkout, capture_output=True, text=True, check=True)
+    planned = run("run", "pin-sglang", "--check", "--exit-code")
+    assert planned.returncode == Exit.DONE, planned.stdout + planned.stderr
+    assert head.stdout.strip() in (project / "playbooks/pin-sglang.yaml").read_text()
+
+
+@pytest.fixture
+def by_hand(practice: PracticeHost) -> Iterator[int]:
+    """A server that somebody started on the practice host; its process id."""
+    argv = [f"{practice.home}/venv/bin/python", "-m", "sglang.launch_server",
+            "--model-path", f"{practice.home}/models/kimi-tiny", "--port", str(practice.port), "--tp", "8",
+            "--trust-remote-code", "--api-key", "tell-nobody"]  # fmt: skip
+    environment = {"HOME": str(practice.home), "PATH": os.environ["PATH"], "NCCL_DEBUG": "WARN"}
+    with open(practice.home / "logs/by-hand.log", "wb") as log:
+        process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
+    eventually(lambda: b"launch_server" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_what_runs_says_where_things_are(practice: PracticeHost, by_hand: int, run: Run, project: Path) -> None:
+    said = run("init", *reach(practice))
+    assert said.returncode == Exit.DONE, said.stderr
+    assert f"pid {by_hand}, a plain process" in said.stdout
+    s = load(project / "inventory.yaml").select("box")[0].sglang
+    assert s.model_path == f"{practice.home}/models/kimi-tiny"
+    assert (s.log, s.tp, s.env["NCCL_DEBUG"]) == (f"{practice.home}/logs/by-hand.log", 8, "WARN")
+    assert s.checkout == f"{practice.home}/sglang"
+    everything = said.stdout + said.stderr + "".join(p.read_text() for p in project.rglob("*.yaml"))
+    assert "tell-nobody" not in everything
+    assert "!env BOX_API_KEY" in everything
+
+
+def test_nothing_is_ever_overwritten(practice: PracticeHost, run: Run, project: Path) -> None:
+    mine = "hosts: {mine: {}}\n"
+    (project / "inventory.yaml").write_text(mine)
+    said = run("init", *reach(practice))
+    assert said.returncode == Exit.USAGE
+    assert (project / "inventory.yaml").read_text() == mine
+    assert list(project.iterdir()) == [project / "inventory.yaml"]
+    (project / "inventory.yaml").unlink()
+    (project / "playbooks").mkdir()
+    (project / "playbooks/health.yaml").write_text("mine\n")
+    assert run("init", *reach(practice)).returncode == Exit.DONE
+    assert (project / "playbooks/health.yaml").read_text() == "mine\n"
+
+
+def test_an_unknown_key_is_shown_and_not_trusted(practice: PracticeHost, run: Run, project: Path) -> None:
+    words = reach(practice)
+    at = words.index("--host-key")
+    said = run("init", *words[:at], *words[at + 2 :], "--yes")
+    assert said.returncode == Exit.UNREACHABLE
+    assert "SHA256:" in said.stderr
+    assert list(project.iterdir()) == []
+
+
+def test_a_person_is_asked_about_the_key(practice: PracticeHost, project: Path) -> None:
+    words = reach(practice)
+    at = words.index("--host-key")
+    project.mkdir()
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opsctl", "init", *words[:at], *words[at + 2 :]],
+        cwd=project, stdin=there, stdout=there, stderr=there, start_new_session=True,
+    )  # fmt: skip
+    os.close(there)
+    shown = b""
+    deadline = time.monotonic() + 30
+    while b"Trust it?" not in shown and time.monotonic() < deadline:
+        shown += os.read(here, 4096)
+    os.write(here, b"n\n")
+    assert process.wait(30) == Exit.INTERRUPTED
+    os.close(here)
+    assert b"SHA256:" in shown
+    assert list(project.iterdir()) == []
+
+
+def test_a_real_sshd(sshd: Sshd, run: Run, project: Path) -> None:
+    said = run("init", "--host", f"{sshd.user}@127.0.0.1", "--port", str(sshd.port), "--key", str(sshd.key_file),
+               "--host-key", str(sshd.host_key), "--server-port", "1", "--name", "box")  # fmt: skip
+    assert said.returncode == Exit.DONE, said.stderr
+    assert run("inventory", "check").returncode == Exit.DONE
+
+
+def test_this_machine(run: Run, project: Path) -> None:
+    assert run("init", "--local", "--server-port", "1", "--name", "here").returncode == Exit.DONE
+    assert load(project / "inventory.yaml").select("here")[0].settings.connection == "local"
+    assert run("inventory", "check").returncode == Exit.DONE
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "--host"),
+        (["--host", "a b"], "'a b'"),
+        (["--local", "--host", "x"], "--local"),
+        (["--host", "x", "--key", "/nowhere/key"], "/nowhere/key"),
+        (["--local", "--name", "all"], "'all'"),
+    ],
+)
+def test_mistakes(run: Run, project: Path, words: list[str], told: str) -> None:
+    said = run("init", *words, "--server-port", "1")
+    assert said.returncode == Exit.USAGE
+    assert told in said.stderr
+    assert list(project.iterdir()) == []
