@@ -16,11 +16,13 @@ from opsctl.agent.protocol import Context
 SMI = "nvidia-smi"
 QUICK = 10.0  # seconds for a program that normally answers at once
 _CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
-_ALSO = ":/usr/sbin:/sbin:/usr/bin:/bin"  # a login without root often lacks the folders where these tools live
+# A login without root often lacks the folders where these tools live.
+_ALSO = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/usr/bin:/bin:/usr/lib/wsl/lib"
 _SHOWN = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,KillMode,MainPID,ControlGroup,User,"
-    "ActiveEnterTimestampMonotonic"
+    "ActiveEnterTimestampMonotonic,Environment"
 )
+_ENVIRONMENT = re.compile(r"^Environment=.*\n?", re.MULTILINE)
 _KERNEL_LOG = (
     ["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager", "-q"],
     ["dmesg", "--time-format", "iso"],
@@ -36,6 +38,8 @@ def gather(
     limit: float = 25.0,
     root: str = "/",
     path: Optional[str] = None,
+    programs: Optional[List[str]] = None,
+    quick: float = 5.0,
     folders: Optional[List[str]] = None,
     weights: Optional[str] = None,
     unit: Optional[str] = None,
@@ -46,15 +50,17 @@ def gather(
 ) -> Json:
     """Facts about this host, as texts and numbers; the judging is done elsewhere.
 
-    keep: pattern of the kernel lines worth sending. limit: seconds for nvidia-smi. root, path: other trees and
-    programs, for tests. servers: records of our servers (cgroup, sid, main_pid), to know whose a process is.
+    keep: pattern of the kernel lines worth sending. limit: seconds for nvidia-smi; after an answer within `quick`
+    seconds it is asked for the peer matrix too. root: where the host's file system is mounted. programs: folders
+    that come before PATH, which `path` replaces. servers: records of our servers (cgroup, sid, main_pid), to know
+    whose a process is.
     """
-    env = dict(os.environ, PATH=path or os.environ.get("PATH", os.defpath) + _ALSO)
+    env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + _ALSO]))
     began = time.monotonic()
     entries = gpuproc.table(root)
     stuck = gpuproc.stuck(entries, SMI)
     tasks: Dict[str, Callable[[], Any]] = {
-        "smi": lambda: _smi(call, env, limit, stuck),
+        "smi": lambda: _smi(call, env, limit, stuck, quick),
         "klog": lambda: _kernel_log(call, env, keep),
         "pci": lambda: gpupci.devices(root),
         "host": lambda: gpuhost.facts(root, folders or ["/", "/tmp"]),
@@ -78,6 +84,9 @@ def gather(
     smi = found.get("smi") or {"timed_out": True, "seconds": limit}
     found["smi"] = smi
     server = _server_pid(found)
+    found["p2p_disabled"] = _p2p_disabled(root, found.get("unit") or "", server)
+    if found.get("unit"):
+        found["unit"] = _ENVIRONMENT.sub("", found["unit"])  # may hold keys: it stays on the host
     if server:
         found["limits"] = gpuhost.limits(root, server)
     found["server_uid"] = _server_uid(found.get("unit"), user_unit)
@@ -107,7 +116,7 @@ def _side_by_side(tasks: Dict[str, Callable[[], Any]], seconds: float) -> Json:
     return dict(results, errors=dict(errors, **late))
 
 
-def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int]) -> Json:
+def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], quick: float) -> Json:
     """The one call of nvidia-smi. While another one hangs in the kernel it is not made: it would hang as well."""
     if stuck:
         return {"stuck": stuck}
@@ -117,7 +126,20 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int]) -> 
     ran = detached.run(call, [program, "-q", "-x"], limit, env)
     if ran.code is None:
         return {"missing": True} if ran.missing else {"timed_out": True, "seconds": ran.seconds}
-    return {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
+    said = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
+    if ran.code == 0 and ran.seconds <= quick and ran.out.count("<gpu id=") > 1:
+        peers = detached.run(call, [program, "topo", "-p2p", "r"], quick, env, 1 << 20)
+        said["p2p"] = peers.out if peers.code == 0 else None
+    return said
+
+
+def _p2p_disabled(root: str, unit: str, server: Optional[int]) -> bool:
+    """Whether NCCL is told to do without peer access, in the unit or in the running server's environment."""
+    words = re.split(r"[\s=](?=NCCL_)|\s", " ".join(_ENVIRONMENT.findall(unit)))
+    if server:
+        with contextlib.suppress(OSError), open(os.path.join(root, "proc", str(server), "environ"), "rb") as stream:
+            words += stream.read(1 << 20).decode("utf-8", "replace").split("\0")
+    return any(word.strip("\"'") == "NCCL_P2P_DISABLE=1" for word in words)
 
 
 def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:

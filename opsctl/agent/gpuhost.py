@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import re
 import socket
 import time
 from typing import Any, Dict, List, Optional
+
+_HISTORY = 1 << 18  # bytes of apt's history that are looked at, from its end
 
 
 def facts(root: str, folders: List[str]) -> Dict[str, Any]:
@@ -32,6 +33,7 @@ def facts(root: str, folders: List[str]) -> Dict[str, Any]:
         "reboot_required": any(os.path.exists(os.path.join(root, p, "reboot-required")) for p in ("run", "var/run")),
         "kernel_running": _text(proc, "sys/kernel/osrelease"),
         "kernel_installed": _installed(root),
+        "unattended": _unattended(root),
         "iommus": len(_names(os.path.join(root, "sys/class/iommu"))),
     }
 
@@ -65,6 +67,8 @@ def endpoint(port: int, seconds: float) -> Dict[str, Any]:
 
 
 def _get(port: int, path: str, seconds: float) -> Optional[int]:
+    import http.client  # slow to import, and only hosts with a server need it
+
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
         connection.request("GET", path)
@@ -111,13 +115,41 @@ def _mount(root: str, folder: str) -> Optional[Dict[str, Any]]:
 
 
 def _installed(root: str) -> Optional[str]:
-    """The kernel that the next boot takes, where a link names it."""
+    """The kernel that the next boot takes: the one a link names, else the newest in /boot."""
     for link in ("boot/vmlinuz", "vmlinuz"):
         with contextlib.suppress(OSError):
             target = os.path.basename(os.readlink(os.path.join(root, link)))
             if target.startswith("vmlinuz-"):
                 return target[len("vmlinuz-") :]
-    return None
+    images = [n[len("vmlinuz-") :] for n in _names(os.path.join(root, "boot")) if n.startswith("vmlinuz-")]
+    numbered = [name for name in images if name[:1].isdigit()]
+    return max(numbered, key=_numbers) if numbered else None
+
+
+def _numbers(version: str) -> List[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def _unattended(root: str) -> Optional[List[Dict[str, str]]]:
+    """The last upgrades of NVIDIA packages that nobody asked for: date and packages; None without apt's history."""
+    path = os.path.join(root, "var/log/apt/history.log")
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.path.getsize(path) - _HISTORY))
+            text = stream.read(_HISTORY).decode("utf-8", "replace")
+    except OSError:
+        return None
+    found = []
+    for stanza in text.split("\n\n"):
+        date = re.search(r"^Start-Date: (.+)$", stanza, re.MULTILINE)
+        if date is None or not re.search(r"^Commandline: .*unattended-upgrade", stanza, re.MULTILINE):
+            continue
+        changed = " ".join(re.findall(r"^(?:Upgrade|Install|Remove): (.*)$", stanza, re.MULTILINE))
+        packages = re.findall(r"((?:lib)?nvidia[\w.+-]*):\w+ \(([^)]*)\)", changed)
+        if packages:
+            told = ", ".join("%s %s" % (name, versions.replace(", ", " to ")) for name, versions in packages[:3])
+            found.append({"date": date.group(1).strip(), "packages": told})
+    return found[-3:]
 
 
 def _number(folder: str, name: str) -> Optional[int]:

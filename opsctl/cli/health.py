@@ -97,7 +97,7 @@ def health(
         done = health_hosts.evidence_of(listed)
         unreached = [one for one in done if one.error]
         evidence = [(one.host.name, one.value) for one in done if one.value is not None]
-        reports = health_hosts.reports(done, checks, {})
+        reports = health_hosts.reports(done, checks)
     if record:
         _print_profile([one for _, one in evidence], json_output)
         raise typer.Exit(tell_errors(unreached))

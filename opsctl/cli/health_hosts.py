@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from opsctl.gpu import gathered, state, wanted
+from opsctl.gpu import gathered, lastlook, state, wanted
 from opsctl.gpu.judge import HostReport, judge
-from opsctl.gpu.model import Evidence, State
+from opsctl.gpu.model import Evidence
 from opsctl.gpu.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from opsctl.gpu.checks.registry import Check
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
+
+
+_AT_ONCE = 128  # a host is asked once and then waited for: many waits fit side by side
 
 
 def wanted_of(host: InventoryHost) -> Wanted:
@@ -37,16 +40,21 @@ def evidence_of(hosts: Sequence[InventoryHost]) -> list[Done[Evidence]]:
 
     for host in hosts:
         wanted_of(host)  # a mistake in the inventory is told before any host is touched
-    return on_each(hosts, on_host)
+    return on_each(hosts, on_host, at_once=_AT_ONCE)
 
 
-def reports(done: Iterable[Done[Evidence]], checks: Sequence[Check], before: dict[str, State]) -> list[HostReport]:
-    """A report for each host that was reached."""
-    return [
-        judge(one.host.name, replace(one.value, before=before.get(one.host.name)), wanted_of(one.host).settings, checks)
-        for one in done
-        if one.value is not None
-    ]
+def reports(done: Iterable[Done[Evidence]], checks: Sequence[Check]) -> list[HostReport]:
+    """A report for each host that was reached, compared with the last look at it, which this one replaces."""
+    found = []
+    for one in done:
+        if one.value is None:
+            continue
+        name, address = one.host.name, one.host.connection().address or one.host.name
+        found.append(
+            judge(name, replace(one.value, before=lastlook.read(name, address)), wanted_of(one.host).settings, checks)
+        )
+        lastlook.write(name, address, state.now(one.value))
+    return found
 
 
 def watch(hosts: Sequence[InventoryHost], checks: Sequence[Check], every: float) -> None:
@@ -56,12 +64,10 @@ def watch(hosts: Sequence[InventoryHost], checks: Sequence[Check], every: float)
     from opsctl.cli.hosts import tell_errors
     from opsctl.report.health import changes, show
 
-    earlier: dict[str, State] = {}
     last: list[HostReport] = []
     while True:
         done = evidence_of(hosts)
-        found = reports(done, checks, earlier)
-        earlier |= {one.host.name: state.now(one.value) for one in done if one.value is not None}
+        found = reports(done, checks)
         if sys.stdout.isatty():
             typer.echo("\x1b[2J\x1b[H", nl=False)
         typer.echo(time.strftime("%H:%M:%S"))

@@ -32,6 +32,9 @@ def ask(wanted: Wanted) -> Call:
             "user_unit": wanted.user_unit,
             "port": wanted.port,
             "container": wanted.container,
+            "root": wanted.root,
+            "programs": list(wanted.programs),
+            "quick": wanted.settings.limit("smi.warn"),
         },
     )
 
@@ -113,6 +116,8 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
         "reboot_required": said.get("reboot_required"),
         "kernel_running": said.get("kernel_running") or None,
         "kernel_installed": said.get("kernel_installed"),
+        "unattended": _unattended(said.get("unattended")),
+        "p2p_disabled": found.get("p2p_disabled"),
         "hugepages": _chosen(said.get("hugepages", "")),
         "clock_synced": {"yes": True, "no": False}.get(found.get("ntp") or ""),
         "now": said.get("now"),
@@ -126,6 +131,7 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
         (said.get("file_nr"), hosttext.file_nr),
         (found.get("unit"), hosttext.unit),
         (found.get("limits"), hosttext.limits),
+        ((found.get("smi") or {}).get("p2p"), hosttext.p2p),
     ):
         fields.update((text and read(text)) or {})
     if found.get("listeners") is not None:
@@ -142,6 +148,10 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
             generate_timed_out=bool(answers.get("timed_out")),
         )
     return Host(**fields)
+
+
+def _unattended(said: Sequence[Json] | None) -> tuple[str, ...] | None:
+    return None if said is None else tuple(f"{one['date']}: {one['packages']}" for one in said)
 
 
 def _aged(unit: Unit, shown: str, uptime: float | None) -> Unit:

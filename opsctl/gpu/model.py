@@ -269,6 +269,8 @@ class Host:
     reboot_required: bool | None = None
     kernel_running: str | None = None
     kernel_installed: str | None = None
+    unattended: tuple[str, ...] | None = None  # upgrades of NVIDIA packages that nobody asked for
+    p2p_disabled: bool | None = None  # NCCL_P2P_DISABLE=1 in the unit or the running server
     hugepages: str | None = None
     listeners: tuple[tuple[int, int | None, str], ...] | None = None  # port, pid, program
     port: int | None = None
@@ -287,6 +289,7 @@ class State:
     at: float
     boot_id: str
     counters: Mapping[tuple[str, str], float]
+    told: frozenset[str] = frozenset()  # keys of the kernel events that were there already
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""What has happened since the last look: counters taken from evidence, and compared. The caller keeps them."""
+"""What has happened since the last look: counters and kernel events taken from evidence, and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
-from opsctl.gpu.model import Evidence, State
+from opsctl.gpu.model import Evidence, KernelEvent, State
 
 Counters = dict[tuple[str, str], float]
 
@@ -26,9 +28,18 @@ def of(evidence: Evidence, *, at: float, boot_id: str) -> State:
 
 
 def now(evidence: Evidence) -> State:
-    """The counters with the host's own clock and boot."""
-    table = evidence.table
-    return of(evidence, at=evidence.host.now or 0.0, boot_id=table.boot_id if table else "")
+    """The counters with the host's own clock and boot, and the kernel events so far."""
+    table, log = evidence.table, evidence.kernel
+    counted = of(evidence, at=evidence.host.now or 0.0, boot_id=table.boot_id if table else "")
+    return replace(counted, told=frozenset(_digest(e) for e in (log.events if log else ())))
+
+
+def is_new(event: KernelEvent, evidence: Evidence) -> bool | None:
+    """Whether the event has come since the last look; None without a look in this boot."""
+    before, table = evidence.before, evidence.table
+    if before is None or table is None or before.boot_id != table.boot_id:
+        return None
+    return _digest(event) not in before.told
 
 
 def since(before: State, evidence: Evidence) -> tuple[float, Mapping[tuple[str, str], float]]:
@@ -51,12 +62,17 @@ def since(before: State, evidence: Evidence) -> tuple[float, Mapping[tuple[str, 
 def dump(state: State) -> dict[str, Any]:
     """As JSON."""
     counters = [[what, which, value] for (what, which), value in sorted(state.counters.items())]
-    return {"at": state.at, "boot_id": state.boot_id, "counters": counters}
+    return {"at": state.at, "boot_id": state.boot_id, "counters": counters, "told": sorted(state.told)}
 
 
 def load(data: Mapping[str, Any]) -> State:
     """From what `dump` gave."""
-    return State(data["at"], data["boot_id"], {(what, which): value for what, which, value in data["counters"]})
+    counters = {(what, which): float(value) for what, which, value in data["counters"]}
+    return State(float(data["at"]), str(data["boot_id"]), counters, frozenset(data["told"]))
+
+
+def _digest(event: KernelEvent) -> str:
+    return sha256(event.key.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _keep(found: Counters, what: str, which: str | None, value: float | None) -> None:

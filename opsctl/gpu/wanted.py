@@ -28,11 +28,16 @@ class _Model(BaseModel):
     container: str | None = None
     folders: list[str] = Field(default_factory=lambda: ["/", "/tmp"])
     weights: str | None = None
+    root: str = "/"
+    programs: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """unit, port: of the server; folders: whose file systems must have room; weights: a folder with an index."""
+    """unit, port: of the server; folders: whose file systems must have room; weights: a folder with an index.
+
+    root: where the host's own file system is mounted, seen from a container; programs: folders searched before PATH.
+    """
 
     settings: Settings = field(default_factory=Settings)
     unit: str | None = None
@@ -41,6 +46,8 @@ class Wanted:
     container: str | None = None
     folders: tuple[str, ...] = ("/", "/tmp")
     weights: str | None = None
+    root: str = "/"
+    programs: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -81,5 +88,13 @@ def load(data: Mapping[str, Any], where: str) -> Wanted:
         raise UsageError(f"health: {name}: {first['msg'].lower()}", where=where, hint=hint) from error
     settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
     return Wanted(
-        settings, model.unit, model.user_unit, model.port, model.container, tuple(model.folders), model.weights
+        settings=settings,
+        unit=model.unit,
+        user_unit=model.user_unit,
+        port=model.port,
+        container=model.container,
+        folders=tuple(model.folders),
+        weights=model.weights,
+        root=model.root,
+        programs=tuple(model.programs),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opsctl.agent import gpu as agent
 from opsctl.agent.protocol import Context
-from opsctl.gpu import gathered, klog
+from opsctl.gpu import gathered
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import Evidence
 from opsctl.gpu.wanted import Wanted
@@ -78,8 +78,8 @@ class FakeHost:
 
     def evidence(self, wanted: Wanted | None = None, limit: float = 20.0) -> Evidence:
         expected = wanted or Wanted()
-        args = dict(gathered.ask(expected).args, limit=limit, keep=klog.WORTH.pattern)
-        found = agent.gather(Context(), root=str(self.root), path=str(self.bin), **args)
+        here = {"root": str(self.root), "path": str(self.bin), "limit": limit}
+        found = agent.gather(Context(), **{**gathered.ask(expected).args, **here})
         return gathered.evidence(found, expected)
 
     def verdicts(self, wanted: Wanted | None = None, limit: float = 20.0) -> dict[str, str]:

@@ -26,7 +26,7 @@ def host(tmp_path: Path) -> FakeHost:
 def _opsctl(host: FakeHost, *args: str, health: str = "{}") -> tuple[int, str, str]:
     inventory = host.root / "inventory.yaml"
     inventory.write_text(f"hosts:\n  here:\n    connection: local\n    vars:\n      health: {health}\n")
-    env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}"}
+    env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}", "XDG_STATE_HOME": str(host.root / "state")}
     done = subprocess.run(
         [sys.executable, "-m", "opsctl", args[0], "-i", str(inventory), *args[1:]],
         capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL,

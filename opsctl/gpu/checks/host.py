@@ -145,7 +145,7 @@ def clock(evidence: Evidence, settings: Settings) -> list[Found]:
 
 def updates(evidence: Evidence, settings: Settings) -> list[Found]:
     host = evidence.host
-    if host.reboot_required is None and host.kernel_installed is None:
+    if host.reboot_required is None and host.kernel_installed is None and host.unattended is None:
         return unanswered(host, "host.updates", "pending updates are not known")
     found = []
     if host.reboot_required:
@@ -153,6 +153,9 @@ def updates(evidence: Evidence, settings: Settings) -> list[Found]:
     if host.kernel_installed and host.kernel_running and host.kernel_installed != host.kernel_running:
         text = f"kernel {host.kernel_running} runs, {host.kernel_installed} is installed"
         found.append(warn(text, host.kernel_running, host.kernel_installed))
+    if host.unattended:
+        text = f"unattended-upgrade changed NVIDIA packages, last on {host.unattended[-1]}"
+        found.append(warn(text, len(host.unattended), 0))
     return found or [sound("no reboot is pending")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from opsctl.gpu import state
 from opsctl.gpu.checks.driver import short
 from opsctl.gpu.checks.over import sound
 from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, KernelLog, Verdict, skip, worst
@@ -104,7 +105,20 @@ def _group(
     count = f"{len(counted)} lines, first: " if len(counted) > 1 else ""
     told = f"{first.time}: {first.text}" if first.time else first.text
     note = f" [and {probes} caused by nvidia-smi itself, not counted]" if probes else ""
-    return Found(worst(severities), one_line(f"{count}{told}", 400) + note, _ref(first, evidence), _value(first))
+    return Found(
+        worst(severities),
+        one_line(f"{count}{told}", 400) + note + _age(counted, evidence),
+        _ref(first, evidence),
+        _value(first),
+    )
+
+
+def _age(events: Sequence[KernelEvent], evidence: Evidence) -> str:
+    """A fault of this boot counts until the next one; whether it is news is a different question."""
+    new = [state.is_new(event, evidence) for event in events]
+    if not new or None in new:
+        return ""
+    return f" [{sum(map(bool, new))} new since the last look]" if any(new) else " [nothing new since the last look]"
 
 
 def _value(event: KernelEvent) -> str:

@@ -47,7 +47,7 @@ def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
     elif mode == "pt" and len(gpus) != 1:
         found.append(warn("IOMMU in passthrough: enough on some hosts, off is safer", "pt", "off"))
     unlinked = _not_ok(host.p2p)
-    if unlinked:
+    if unlinked and not host.p2p_disabled:
         found.append(warn(f"nvidia-smi says no peer access: {', '.join(unlinked[:4])}", unlinked[0], "OK"))
     if found:
         return sorted(found, key=lambda f: -f.verdict.rank)
