@@ -56,9 +56,11 @@ class Tour:
         """Show a command and run it; note an end that is not the one announced."""
         print(f"\n\033[1m# {step.says}\033[0m" if sys.stdout.isatty() else f"\n# {step.says}")
         print(f"$ opsctl {' '.join(step.argv)}", flush=True)
-        # The command finds inventory.yaml as it would for a user: in the folder it is run in.
+        # The command finds inventory.yaml as it would for a user: in the folder it is run in. Its own records stay
+        # with the practice host.
         command = [sys.executable, "-m", "opsctl", *step.argv]
-        code = subprocess.run(command, cwd=self.host.root, env=os.environ, check=False).returncode
+        env = {**os.environ, "OPSCTL_RECORDS": str(self.host.root / "records")}
+        code = subprocess.run(command, cwd=self.host.root, env=env, check=False).returncode
         if code != step.ends:
             self.surprises.append(f"opsctl {' '.join(step.argv)} ended with {code} and not with {int(step.ends)}")
         elif code:
