@@ -38,6 +38,7 @@ class Clip:
         self._tail: Deque[bytes] = deque()
         self._tail_bytes = 0
         self._seam = b""
+        self._cut = False
         self.total = 0
 
     def feed(self, data: bytes) -> None:
@@ -68,6 +69,7 @@ class Clip:
                 line = data.find(b"\n") + 1 if start else 0
                 start, data = start + line, data[line:]
                 out.append(b"\n[opsctl: %d bytes left out]\n" % (start - at))
+                self._cut = True
             if start + len(data) > at:
                 out.append(data[max(0, at - start) :])
                 at = start + len(data)
@@ -75,7 +77,8 @@ class Clip:
 
     @property
     def truncated(self) -> bool:
-        return any(piece.startswith(b"\n[opsctl: ") for piece in self.pieces())
+        """Whether anything was left out."""
+        return self._cut
 
     def _look(self, data: bytes) -> None:
         text = self._seam + data

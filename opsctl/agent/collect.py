@@ -4,29 +4,27 @@ A part is one of
     {"name": "unit.txt", "argv": ["systemctl", "cat", "sglang"]}          the output of a command, stdout and stderr
     {"name": "proc/limits.txt", "path": "/proc/77/limits"}                a file
     {"name": "server.log", "logs": ["server.log.1.gz", "server.log"]}     a log, oldest file first, packed or not
-with "nul" where NULs separate its items; "seconds" (time limit), "head", "window" and "tail" (bytes kept of the
-beginning, from the first trouble on, and of the end) where the defaults do not fit.
+    {"name": "journal.json", "call": "journal.list", "args": {...}}       what another call of the agent gives, as JSON
+with "nul" where NULs separate its items; "since" (seconds back) for logs; "seconds" (time limit), "head", "window" and
+"tail" (bytes kept of the beginning, from the first trouble on, and of the end) where the defaults do not fit.
 
-Each part travels as zlib-compressed pieces in progress messages
-`{"part": name, "last": bool}`; the result is the manifest. One failed part never fails the others.
+Each part travels as zlib-compressed pieces in progress messages `{"part": name, "last": bool}`, and between them, every
+second, {"read": bytes, "done": parts, "of": parts}; the result is the manifest. One failed part never fails the others.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import subprocess
 import threading
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Dict, Iterable, List
 
+from opsctl.agent import calls, partsource
 from opsctl.agent.clip import Clip
-from opsctl.agent.logsource import blocks
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.protocol import Context
 from opsctl.agent.redact import Redactor
 
 SIDE_BY_SIDE = 6
@@ -35,22 +33,28 @@ LOG_SECONDS = 600.0
 HEAD, WINDOW, TAIL = 1 << 20, 4 << 20, 4 << 20
 LOG_TAIL = 24 << 20
 PIECE = 1 << 20
+TICK = 1.0
 _NICE = 15  # the server on this host comes first
-_GRACE = 2.0  # seconds for a killed command to go; one in state D stays, and is left behind
 
 
 class _Out:
     """Where parts go: one message at a time, whichever thread it comes from."""
 
-    def __init__(self, call: Context) -> None:
-        self._call = call
+    def __init__(self, call: Context, of: int) -> None:
+        self._call, self._of = call, of
         self._lock = threading.Lock()
+        self.read = self.done = 0
 
     def send(self, name: str, data: bytes, last: bool) -> int:
         packed = zlib.compress(data, 6)
         with self._lock:
+            self.done += last
             self._call.progress({"part": name, "last": last}, packed)
         return len(packed)
+
+    def tick(self) -> None:
+        with self._lock:
+            self._call.progress({"read": self.read, "done": self.done, "of": self._of})
 
 
 def bundle(
@@ -62,20 +66,25 @@ def bundle(
     root: str = "/",
 ) -> Dict[str, Any]:
     """Agent call `collect.bundle`: the manifest {"parts": [{name, source, exit, seconds, bytes, kept, sent, masked,
-    truncated, error}]}, in the order of `parts`.
+    truncated, error}], "cpu_seconds": ...}, in the order of `parts`.
 
     The body of the call is a JSON list of secrets known by value: there and not in the arguments, which are logged.
     """
     secrets = json.loads(call.body.decode()) if call.body else []
-    out = _Out(call)
+    out = _Out(call, len(parts))
 
     def one(part: Dict[str, Any]) -> Dict[str, Any]:
         _be_nice()
-        redactor = Redactor(secrets, more=more, hosts=hosts, keep_prompts=keep_prompts)
+        # Our own calls tell of hosts and runs; what they name `text` or `content` was written by no user.
+        redactor = Redactor(secrets, more=more, hosts=hosts, keep_prompts=keep_prompts or "call" in part)
         return _part(call, part, redactor, out, root)
 
+    cpu = time.process_time()
     with ThreadPoolExecutor(max_workers=SIDE_BY_SIDE) as pool:
-        return {"parts": list(pool.map(one, parts))}
+        futures = [pool.submit(one, part) for part in parts]
+        while wait(futures, TICK).not_done:
+            out.tick()
+    return {"parts": [future.result() for future in futures], "cpu_seconds": round(time.process_time() - cpu, 3)}
 
 
 def _part(call: Context, part: Dict[str, Any], redactor: Redactor, out: _Out, root: str) -> Dict[str, Any]:
@@ -86,30 +95,29 @@ def _part(call: Context, part: Dict[str, Any], redactor: Redactor, out: _Out, ro
         part.get("window", WINDOW if is_log else 0),
         part.get("tail", LOG_TAIL if is_log else TAIL),
     )
-    entry: Dict[str, Any] = {"name": part["name"], "source": _source(part), "exit": None, "error": None}
+    entry: Dict[str, Any] = {"name": part["name"], "source": partsource.named(part), "exit": None, "error": None}
     deadline = begun + part.get("seconds", LOG_SECONDS if is_log else SECONDS)
     try:
-        for data in _read(part, entry, deadline, root):
+        for data in partsource.read(call, part, entry, deadline, root, redactor):
             clip.feed(data)
+            out.read += len(data)
             if call.cancelled():
                 entry["error"] = "cancelled"
                 break
-    except AgentError as error:
-        entry["error"] = error.message
-    except OSError as error:
-        entry["error"] = error.strerror or str(error)
+    except Exception as error:  # noqa: BLE001  one part must not take the others with it; it is told in the manifest
+        entry["error"] = calls.describe(error)["message"]
     pieces = clip.pieces()
     kept = sum(len(piece) for piece in pieces)
     entry["sent"] = _send(out, part, pieces, redactor)
     entry.update(
         bytes=clip.total,
-        kept=kept,
+        kept=min(kept, clip.total),
         masked=redactor.masked,
-        truncated=kept < clip.total or entry["error"] is not None,
+        truncated=clip.truncated or entry["error"] is not None,
         seconds=round(time.monotonic() - begun, 3),
     )
-    entry["source"] = Redactor(keep_prompts=True).text(entry["source"])
-    entry["error"] = entry["error"] and Redactor().text(entry["error"])
+    for name in ("source", "error"):
+        entry[name] = entry[name] and redactor.text(entry[name])
     return entry
 
 
@@ -123,70 +131,6 @@ def _send(out: _Out, part: Dict[str, Any], pieces: List[bytes], redactor: Redact
             if clean:
                 sent += out.send(part["name"], clean.replace(b"\0", between), last=False)
     return sent + out.send(part["name"], redactor.close().replace(b"\0", between), last=True)
-
-
-def _read(part: Dict[str, Any], entry: Dict[str, Any], deadline: float, root: str) -> Iterator[bytes]:
-    if "argv" in part:
-        yield from _command(part["argv"], entry, deadline)
-        return
-    for path in part.get("logs") or [part["path"]]:
-        for data in blocks(os.path.join(root, path.lstrip("/")), block=PIECE):
-            yield data
-            if time.monotonic() > deadline:
-                entry["error"] = "time limit"
-                return
-
-
-def _command(argv: List[str], entry: Dict[str, Any], deadline: float) -> Iterator[bytes]:
-    """The output of a command as it comes. The command has a session of its own, so all of it can be ended."""
-    environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "PAGER": "cat"}
-    try:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
-    except FileNotFoundError:
-        raise AgentError("missing-tool", "no such command: %s" % argv[0]) from None
-    assert child.stdout is not None
-    handle = child.stdout.fileno()
-    try:
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([handle], [], [], left)[0]:
-                entry["error"] = "time limit"
-                return
-            data = os.read(handle, PIECE)
-            if not data:
-                break
-            yield data
-        entry["exit"] = _wait(child, max(_GRACE, deadline - time.monotonic()))
-    finally:
-        child.stdout.close()
-        if child.poll() is None:
-            _kill(child)
-            entry["exit"] = _wait(child, _GRACE)
-
-
-def _wait(child: "subprocess.Popen[bytes]", seconds: float) -> Optional[int]:
-    try:
-        return child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _kill(child: "subprocess.Popen[bytes]") -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        child.kill()
-
-
-def _source(part: Dict[str, Any]) -> str:
-    return " ".join(part["argv"]) if "argv" in part else ", ".join(part.get("logs") or [part["path"]])
 
 
 def _be_nice() -> None:

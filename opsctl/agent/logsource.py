@@ -20,11 +20,12 @@ def packed(head: bytes) -> str:
     return "gzip" if head.startswith(_GZIP) else "zstd" if head.startswith(_ZSTD) else ""
 
 
-def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK) -> Iterator[bytes]:
+def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK, once: bool = False) -> Iterator[bytes]:
     """The unpacked bytes of `path` in blocks, from `offset` of the unpacked text, at most `limit` where it is set.
 
     What a growing file gains while it is read is read as well; the end is where a read finds nothing more. A packed
-    file that ends too early gives what it holds. Raises AgentError: not-found, permission, missing-tool.
+    file that ends too early gives what it holds. once: leave nothing of it in the page cache, where a server's weights
+    may be. Raises AgentError: not-found, permission, missing-tool.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115  closed below, and by the generator's end
@@ -42,7 +43,7 @@ def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK) -> It
         else:
             if offset:
                 file.seek(offset)
-            source, offset = iter(lambda: file.read(block), b""), 0
+            source, offset = _plain(file, block, once), 0
         left = limit or -1
         for data in source:
             if offset:
@@ -55,6 +56,17 @@ def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK) -> It
                 yield data
             if left == 0:
                 return
+
+
+def _plain(file: BinaryIO, block: int, once: bool) -> Iterator[bytes]:
+    while True:
+        data = file.read(block)
+        if not data:
+            return
+        yield data
+        if once and hasattr(os, "posix_fadvise"):
+            end = file.tell()
+            os.posix_fadvise(file.fileno(), end - len(data), len(data), os.POSIX_FADV_DONTNEED)
 
 
 def _gunzip(file: BinaryIO, block: int) -> Iterator[bytes]:

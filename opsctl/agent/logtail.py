@@ -24,26 +24,40 @@ class Tail:
         self._open(offset)
 
     def lines(self) -> List[str]:
-        """What has come since the last time."""
-        if self._stream is None:
-            self._open(0)
-            if self._stream is None:
-                return []
-        found = self._read()
-        if self._replaced():
-            found += self._read()
-            self._stream.close()
-            self._stream, self._rest = None, b""
-            self._open(0)
-            found += self._read()
+        """The lines that have come since the last time."""
+        parts = (self._rest + self.read()).replace(b"\r", b"\n").split(b"\n")
+        self._rest = parts.pop()[-LONGEST:]
+        found = [part.decode("utf-8", "backslashreplace") for part in parts if part.strip()]
         if found:
             self.last = found[-1]
         return found
+
+    def read(self) -> bytes:
+        """The bytes that have come since the last time; between a rotated file and the next one there is a line end."""
+        if self._stream is None:
+            self._open(0)
+            if self._stream is None:
+                return b""
+        data = self._take()
+        if self._replaced():
+            data += self._take() + b"\n"
+            self._stream.close()
+            self._stream = None
+            self._open(0)
+            data += self._take()
+        return data
 
     @property
     def rest(self) -> str:
         """The beginning of a line that has not ended yet."""
         return self._rest.decode("utf-8", "backslashreplace")
+
+    def place(self) -> "Optional[List[int]]":
+        """Where the lines given so far end: device, inode and offset; None while there is no file."""
+        if self._stream is None:
+            return None
+        status = os.fstat(self._stream.fileno())
+        return [status.st_dev, status.st_ino, self._stream.tell() - len(self._rest)]
 
     def close(self) -> None:
         if self._stream is not None:
@@ -72,11 +86,7 @@ class Tail:
             return False
         return True
 
-    def _read(self) -> List[str]:
-        if self._stream is None:
-            return []
-        data = self._stream.read(CHUNK)
+    def _take(self) -> bytes:
+        data = self._stream.read(CHUNK) if self._stream is not None else b""
         self.bytes += len(data)
-        parts = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        self._rest = parts.pop()[-LONGEST:]
-        return [part.decode("utf-8", "backslashreplace") for part in parts if part.strip()]
+        return data

@@ -194,6 +194,14 @@ class Redactor:
         return line
 
 
+def known_values(values: Iterable[str]) -> Callable[[bytes], bytes]:
+    """A function that masks these values alone, in whole lines."""
+    pattern = _value_pattern(values)
+    if pattern is None:
+        return lambda text: text
+    return lambda text: pattern.sub(lambda found: mask("known-secret", found.group(0)), text)
+
+
 def redact_stream(source: BinaryIO, sink: BinaryIO, redactor: Redactor, block: int = 1 << 18) -> None:
     """Copy `source` to `sink`, redacted, in bounded memory."""
     while True:

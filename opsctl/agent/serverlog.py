@@ -11,9 +11,11 @@ error came first) is judged by `opsctl.sglang.timeline`.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, Optional
+from typing import Any, Deque, Dict, Iterable, List, Optional, Sequence
 
 from opsctl.agent import logpatterns as patterns
 from opsctl.agent.decodestats import DecodeStats, seconds
@@ -265,17 +267,19 @@ def scan_files(paths: Iterable[str], offset: int = 0, limit: int = 0, secrets: I
     return scanner.finish()
 
 
-def scan(call: Context, path: str, offset: int = 0, limit: int = 0) -> Dict[str, Any]:
+def scan(call: Context, path: str, offset: int = 0, limit: int = 0, older: Sequence[str] = ()) -> Dict[str, Any]:
     """Agent call `serverlog.scan`: the log at `path` from `offset`, as `Scanner.finish` gives it, and what file it was.
 
+    older: files to read before it, oldest first. The body may be a JSON list of secrets to mask in what is quoted.
     `bytes` of the answer plus `offset` is where to go on; `file` tells whether it is still the same file then.
     """
-    scanner = Scanner()
-    for data in blocks(path, offset, limit):
-        scanner.feed(data)
-        call.progress({"bytes": scanner.bytes})
-        if call.cancelled():
-            break
+    scanner = Scanner(json.loads(call.body.decode()) if call.body else ())
+    for name in (*older, path):
+        for data in blocks(name, offset if name == path else 0, limit):
+            scanner.feed(data)
+            call.progress({"bytes": scanner.bytes})
+            if call.cancelled():
+                break
     found = scanner.finish()
     status = os.stat(path)
     found["file"] = [status.st_dev, status.st_ino]
@@ -283,4 +287,22 @@ def scan(call: Context, path: str, offset: int = 0, limit: int = 0) -> Dict[str,
     return found
 
 
-CALLS = {"scan": scan}
+def scan_unit(call: Context, unit: str, user: bool = False, since: str = "-7d") -> Dict[str, Any]:
+    """Agent call `serverlog.scan_unit`: what a systemd unit has said, as `Scanner.finish` gives it."""
+    scanner = Scanner(json.loads(call.body.decode()) if call.body else ())
+    argv = ["journalctl", "--user-unit" if user else "--unit", unit, "-o", "short-iso", "--no-pager", "--since", since]
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    call.started(child.pid)
+    assert child.stdout is not None
+    with child.stdout:
+        for data in iter(lambda: child.stdout.read(1 << 20), b""):  # type: ignore[union-attr]  # it is a pipe, see above
+            scanner.feed(data)
+            call.progress({"bytes": scanner.bytes})
+            if call.cancelled():
+                child.kill()
+    child.wait()
+    call.ended(child.pid)
+    return scanner.finish()
+
+
+CALLS = {"scan": scan, "scan_unit": scan_unit}

@@ -6,41 +6,115 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.errors import RemoteError, Unreadable, UsageError
+from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.errors import Exit, RemoteError, Unreadable, UsageError
+
+if TYPE_CHECKING:
+    from opsctl.sglang.timeline import Summary
 
 app = typer.Typer(no_args_is_help=True, help="Collect, follow, summarise and redact logs.")
 
 Scan = Callable[[list[Path]], dict[str, Any]]
+_MORE = "Also mask addresses, host names, serial numbers and UUIDs."
+_PROMPTS = "Leave what --log-requests printed."
+SinceOption = Annotated[str | None, typer.Option(metavar="DURATION", help="How far back: 30m, 2h, 1d.")]
+
+
+@app.command()
+def collect(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    since: SinceOption = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="From the begin of this run, with its journal.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The bundle, or a folder for several.")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="Only these parts: unit.txt, proc/*.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="PART", help="Leave these parts out.")] = None,
+    redact: Annotated[str | None, typer.Option(metavar="more", help=_MORE)] = None,
+    keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help=_PROMPTS)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> int:
+    """Everything a colleague needs to help, in one file per host; secrets and prompts are masked on the host."""
+    from opsctl.cli.hosts import chosen
+    from opsctl.cli.logs_collect import run_collect
+    from opsctl.sglang.log_collect import Wish
+    from opsctl.sglang.log_parts import check_names
+
+    if since and run:
+        raise UsageError("--since and --run both say how far back", hint="give one of them")
+    if redact not in (None, "more"):
+        raise UsageError(f"--redact {redact} is not known", hint="the usual is always masked; --redact more masks more")
+    wish = Wish(duration(since), run, tuple(include or ()), tuple(exclude or ()), redact == "more", keep_prompts)
+    check_names([*wish.include, *wish.exclude])
+    return run_collect(chosen(inventory, host), wish, output, as_json=as_json)
 
 
 @app.command()
 def summary(
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(metavar="FILE...", help="A server log; rotated parts oldest first, .gz and .zst too."),
-    ],
+    ] = None,
+    host: HostOption = None,
+    inventory: InventoryOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as an HTML page with charts.")] = None,
+) -> int:
     """What happened, when: starts, phases, throughput, acceptance, and the first error with its cause."""
-    from opsctl.report import log_summary
     from opsctl.sglang import timeline
 
-    found = timeline.build(scan_here(files))
+    if files:
+        if host or inventory:
+            raise UsageError("a summary is of files or of hosts", hint="leave out the files, or --host and --inventory")
+        name = str(files[-1])
+        found, code = {name: timeline.build(scan_here(files))}, Exit.DONE
+    else:
+        from opsctl.cli.hosts import chosen, tell_errors
+        from opsctl.cli.logs_summary import of_hosts
+
+        done = of_hosts(chosen(inventory, host))
+        found, code = {one.host.name: one.value for one in done if one.value is not None}, tell_errors(done)
+    if report:
+        from opsctl.report.log_page import log_page
+
+        _write(report, log_page(found))
     if as_json:
-        typer.echo(json.dumps(timeline.document(found), ensure_ascii=False, default=str))
-        return
-    for line in log_summary.lines(found):
-        typer.echo(line)
+        documents = {name: timeline.document(one) for name, one in found.items()}
+        typer.echo(json.dumps(documents if not files else documents[name], ensure_ascii=False, default=str))
+    else:
+        _show(found)
+    return code
+
+
+@app.command()
+def tail(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    grep: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only lines that this pattern finds.")] = None,
+    level: Annotated[str | None, typer.Option(metavar="LEVEL", help="This level and above: warning, error.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of the past to begin with.")] = 10,
+    keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help=_PROMPTS)] = False,
+) -> int:
+    """Follow the server logs of several hosts as one stream, over rotation, restarts and lost connections."""
+    from opsctl.cli.hosts import chosen
+    from opsctl.cli.logs_tail import Filter, follow
+
+    return follow(chosen(inventory, host), Filter.of(grep, level, lines, keep_prompts))
 
 
 @app.command()
 def redact(
-    more: Annotated[bool, typer.Option("--more", help="Also addresses, host names, serial numbers and UUIDs.")] = False,
-    keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help="Leave what --log-requests printed.")] = False,
+    more: Annotated[bool, typer.Option("--more", help=_MORE)] = False,
+    keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help=_PROMPTS)] = False,
 ) -> None:
     """Copy stdin to stdout without secrets and prompts, as collect does it on the host."""
     from opsctl.agent.redact import Redactor, redact_stream
@@ -64,3 +138,31 @@ def scan_here(files: list[Path]) -> dict[str, Any]:
         if error.kind == "missing-tool":
             raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
         raise RemoteError(error.message, kind=error.kind) from None
+
+
+def duration(given: str | None) -> float | None:
+    """--since in seconds. Raises UsageError."""
+    from opsctl.quantities import seconds
+
+    try:
+        return None if given is None else seconds(given)
+    except ValueError as error:
+        raise UsageError(f"--since: {error}") from None
+
+
+def _show(found: dict[str, Summary]) -> None:
+    from opsctl.sglang import log_lines
+    from opsctl.text import printable
+
+    for name, one in found.items():
+        if len(found) > 1:
+            typer.secho(name, bold=True)
+        for line in log_lines.lines(one):
+            typer.echo(printable(line))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

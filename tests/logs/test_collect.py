@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
+import time
 import zlib
 from collections import defaultdict
 from pathlib import Path
@@ -14,11 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opsctl.agent import facts
 from opsctl.agent.clip import Clip
 from opsctl.agent.collect import bundle
+from opsctl.agent.logfiles import family, offset_of
 from opsctl.agent.protocol import Context
 from opsctl.errors import UsageError
-from opsctl.sglang.log_parts import Server, parts, select
+from opsctl.sglang.log_parts import Server, check_names, parts, select
 from tests.logs.canaries import CANARIES
 from tests.logs.test_redact import leaks
 
@@ -29,14 +33,16 @@ class Wire(Context):
     def __init__(self, secrets: list[str] | None = None) -> None:
         self.body = json.dumps(secrets or []).encode()
         self.files: dict[str, bytes] = defaultdict(bytes)
-        self.ended: list[str] = []
+        self.finished: list[str] = []
         self.sent = 0
 
     def progress(self, data: Any, body: bytes = b"") -> None:
+        if "part" not in data:
+            return
         self.files[data["part"]] += zlib.decompress(body)
         self.sent += len(body)
         if data["last"]:
-            self.ended.append(data["part"])
+            self.finished.append(data["part"])
 
 
 def plant(root: Path) -> list[dict[str, Any]]:
@@ -91,7 +97,7 @@ def test_the_manifest_says_how_each_part_went(collected: tuple[Wire, dict[str, d
     assert manifest["no-command.txt"]["error"] == "no such command: no-such-command"
     assert (manifest["stuck.txt"]["error"], wire.files["stuck.txt"]) == ("time limit", b"first\n")
     assert not manifest["server.log"]["truncated"]
-    assert sorted(wire.ended) == sorted(manifest)
+    assert sorted(wire.finished) == sorted(manifest)
     assert b"PATH=/bin\n" in wire.files["environment.txt"]
 
 
@@ -149,7 +155,69 @@ def test_parts_are_named_once_and_can_be_chosen() -> None:
     every = parts(server)
     names = [part["name"] for part in every]
     assert len(names) == len(set(names))
-    assert [p["name"] for p in select(every, {"unit.txt", "gpus.xml"}, {"gpus.xml"})] == ["unit.txt"]
+    assert [p["name"] for p in select(every, {"unit.txt", "disks.txt"}, {"disks.txt"})] == ["unit.txt"]
+    assert [p["name"] for p in select(every, {"proc/*"}, {"proc/78/*"})] == ["proc/77/status.txt", "proc/77/limits.txt"]
+    usual = select(every, (), ())
+    assert [p["name"] for p in every if p not in usual] == ["nvidia-bug-report.log"]
+    assert len(select(every, {"nvidia-bug-report.log"}, ())) == len(usual) + 1
+    check_names(["unit.txt", "health.json", "proc/77/limits.txt", "run.json", "container.*"])
     with pytest.raises(UsageError, match=r"no part 'unit\.tx'") as error:
-        select(every, {"unit.tx"}, set())
+        check_names(["unit.tx"])
     assert "unit.txt" in str(error.value.hint)
+
+
+LINE = "[2026-02-08 %02d:%02d:00 TP0] Decode batch, #running-req: 1, gen throughput (token/s): 118.40, #queue-req: 0\n"
+
+
+def test_the_files_of_a_log_are_found_in_the_order_of_their_age(tmp_path: Path) -> None:
+    names = ["sglang.log.3.gz", "sglang.log.2.zst", "sglang-20260207.log", "sglang.log.1", "sglang.log"]
+    for age, name in enumerate(reversed(names)):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    for other in ("sglang.logic", "sglang.log.old.bak", "other.log", "sglang.log.1.tmp", "sglangd.log"):
+        (tmp_path / other).write_text("x")
+    assert [Path(name).name for name in family(str(tmp_path / "sglang.log"))] == names
+    assert family(str(tmp_path / "nothing.log")) == []
+
+
+@pytest.mark.parametrize("minutes", [1, 30, 90, 600])
+def test_since_finds_the_line_whatever_the_time_zone_of_the_log(tmp_path: Path, minutes: int) -> None:
+    log = tmp_path / "sglang.log"
+    noise = "  File x, line 3\n" * 40
+    log.write_text("".join(LINE % divmod(minute, 60) + noise for minute in range(1200)))
+    os.utime(log, (time.time() - 60, time.time() - 60))  # the log's last line says 19:59 of a day long ago
+    rest = log.read_bytes()[offset_of(str(log), minutes * 60) :].decode()
+    first = next(line for line in rest.splitlines() if line.startswith("["))
+    # Not later than asked for, and at most the grain of the search (a few lines) earlier.
+    assert LINE % divmod(1200 - minutes - 8, 60) <= first + "\n" <= LINE % divmod(1200 - minutes, 60)
+
+
+def test_what_another_call_gives_is_json_without_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, token = "k3y" + "Ab1" * 6, "hf_" + "aB3" * 12
+    answer = {
+        "processes": [
+            {"pid": 1, "argv": ["python", "--api-key", key, "--tp", "8"]},
+            {"environ": f"A=1\nHF_TOKEN={token}"},
+        ],
+        "text": f"line one\n-----BEGIN PRIVATE KEY-----\n{'MIIabc0+' * 8}\n-----END PRIVATE KEY-----\nline two",
+        "count": 3,
+    }
+    monkeypatch.setitem(facts.CALLS, "canned", lambda call: answer)
+    wire = Wire()
+    (entry,) = bundle(wire, [{"name": "a.json", "call": "facts.canned"}])["parts"]
+    text = wire.files["a.json"].decode()
+    assert not any(secret in text for secret in (key, token, "MIIabc0+"))
+    told = json.loads(text)
+    assert told["count"] == 3
+    assert told["processes"][0]["argv"][::4] == ["python", "8"]
+    assert told["text"].startswith("line one\n[REDACTED/private-key/")
+    assert told["text"].endswith("line two")
+    assert entry["error"] is None
+
+
+def test_a_call_that_fails_fails_its_part_alone() -> None:
+    wire = Wire()
+    parts_asked = [{"name": "a.json", "call": "no.such"}, {"name": "b.txt", "argv": ["echo", "fine"]}]
+    first, second = bundle(wire, parts_asked)["parts"]
+    assert "there is no agent module 'no'" in first["error"]
+    assert (second["error"], wire.files["b.txt"]) == (None, b"fine\n")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opsctl.agent.serverlog import Scanner, scan_files
-from opsctl.report import log_summary
+from opsctl.sglang import log_lines
 from opsctl.sglang.timeline import build, document
 from tests.logs.releases import WORDINGS, Wording, log
 
@@ -339,7 +339,7 @@ def test_packed_logs(tmp_path: Path) -> None:
 def test_no_input_breaks_the_reader(junk: bytes) -> None:
     found = summary(log(WORDINGS[4], ranks=1).encode() + junk + b"\n" + log(WORDINGS[-1], ranks=1).encode())
     assert len(found["starts"]) == 2
-    list(log_summary.lines(build(scan_of(junk))))
+    list(log_lines.lines(build(scan_of(junk))))
 
 
 def scan_of(data: bytes) -> dict[str, Any]:

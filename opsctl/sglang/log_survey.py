@@ -1,0 +1,62 @@
+"""Which server's logs to collect: what the inventory says, and what runs on the host."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import RemoteError, UsageError
+from opsctl.gpu import gathered
+from opsctl.gpu.wanted import Wanted
+from opsctl.sglang import gather
+from opsctl.sglang.log_parts import Server
+
+Settings = Mapping[str, Any]
+
+
+def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted) -> Server:
+    """The server on a host, as far as it can be told. settings: the host's `sglang` section. Changes nothing."""
+    process = _running(ask(Call("servers.find", {"locate": True})).result, settings.get("port"))
+    unit, container = settings.get("unit"), settings.get("container")
+    if process and not unit and not settings.get("launch") and not process["container"]:
+        unit = process["unit"]
+    log = (process and process["log"]) or settings.get("log")
+    return Server(
+        unit=unit,
+        user_unit=settings.get("unit_scope") == "user",
+        container=container or (process and process["container"]) or None,
+        record=f"sglang-{settings.get('port') or 30000}" if not unit and not container else None,
+        logs=files(ask, log) if log else (),
+        pids=(process["pid"],) if process else (),
+        python=(process and process["python"]) or _interpreter(settings),
+        source=settings.get("checkout") or (process and _root(process["package"])) or None,
+        health=gathered.ask(wanted).args,
+    )
+
+
+def files(ask: Callable[[Call], Reply], log: str) -> Sequence[str]:
+    """The files of a log, oldest first; the log's own name where nothing is found, so that its absence is told."""
+    try:
+        found = [file["path"] for file in ask(Call("logfiles.look", {"path": log})).result["files"]]
+    except RemoteError:
+        found = []
+    return found or [log]
+
+
+def _running(servers: Sequence[Mapping[str, Any]], port: int | None) -> Mapping[str, Any] | None:
+    try:
+        return gather.choose(servers, None, port)
+    except UsageError:  # several, none on the usual port: the newest is the likeliest to be asked about
+        return servers[-1]
+
+
+def _interpreter(settings: Settings) -> str | None:
+    environment = settings.get("environment")
+    return settings.get("python") or (f"{environment.rstrip('/')}/bin/python" if environment else None)
+
+
+def _root(package: str | None) -> str | None:
+    """The folder above `python/sglang` of a checkout."""
+    return posixpath.dirname(posixpath.dirname(package)) if package else None
