@@ -28,7 +28,7 @@ INDEX = "model.safetensors.index.json"
 
 def gather(call: Context, path: str, full: bool = False, follow_links: bool = False) -> Reply:
     """Describe the folder. The body holds the mapping tables, at the offsets given in `tables`."""
-    files = _listing(path)
+    files = listing(path)
     weights = _weight_files(files)
     digest = hashlib.sha256()
     body: List[bytes] = []
@@ -70,7 +70,7 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
 
 def digests(call: Context, path: str, file: str, ranges: List[List[int]], follow_links: bool = False) -> List[str]:
     """SHA-256 of each byte range [start, end) of one file of the folder."""
-    known = {entry["name"]: entry for entry in _listing(path)}
+    known = {entry["name"]: entry for entry in listing(path)}
     if file not in known:
         raise AgentError("not-found", "no such file in the folder", path=os.path.join(path, file))
     found = []
@@ -87,7 +87,21 @@ def digests(call: Context, path: str, file: str, ranges: List[List[int]], follow
     return found
 
 
-def _listing(path: str) -> List[Dict[str, Any]]:
+def boundaries(path: str, files: List[Dict[str, Any]], follow_links: bool = False) -> Dict[str, List[int]]:
+    """Where tensors begin and end in each weight file; nothing for one that cannot be read as such."""
+    found = {}
+    for file in _weight_files(files)[:MAX_WEIGHT_FILES]:
+        try:
+            with _open(path, file, follow_links) as handle:
+                entries, _ = _entries(handle, file, hashlib.sha256())
+        except Damaged:
+            continue
+        found[file["name"]] = [at for entry in entries for at in (entry.start, entry.end)]
+    return found
+
+
+def listing(path: str) -> List[Dict[str, Any]]:
+    """Everything in the folder, by name. Raises AgentError."""
     root = os.path.realpath(path)
     try:
         names = sorted(os.listdir(path))

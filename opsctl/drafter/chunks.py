@@ -1,7 +1,6 @@
 """Which bytes of a new release must travel. Pure: from lists of chunks to a plan.
 
-Chunks are aligned to tensor boundaries, so that a tensor that did not change keeps its chunks wherever it moved in the
-file. A fine-tuned drafter usually keeps `embed_tokens`, more than half of its bytes.
+A fine-tuned drafter usually keeps `embed_tokens`, more than half of its bytes.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from opsctl.agent.chunking import CHUNK, cut, file_ranges
 from opsctl.drafter.folder import Folder
-
-CHUNK = 8 << 20  # small enough that a cut loses little, large enough that digests weigh nothing
 
 
 class Range(NamedTuple):
@@ -83,31 +81,9 @@ def ranges(folder: Folder, size: int = CHUNK) -> list[Range]:
     found: list[Range] = []
     for file in folder.files:
         if file.kind == "file":
-            cuts = {0, file.size, *(at for t in tensors.get(file.name, ()) for at in (t.start, t.end))}
-            found += _cut(file.name, sorted(cuts), size)
+            bounds = [at for t in tensors.get(file.name, ()) for at in (t.start, t.end)]
+            found += [Range(file.name, start, end) for start, end in file_ranges(file.size, bounds, size)]
     return found
-
-
-def _cut(file: str, bounds: Sequence[int], size: int) -> Iterable[Range]:
-    """Ranges between `bounds`: long ones are split, short neighbours joined up to `size`."""
-    start = bounds[0]
-    end = start
-    for bound in bounds[1:]:
-        if bound - start <= size:
-            end = bound
-            continue
-        if end > start:
-            yield Range(file, start, end)
-            start = end
-            if bound - start <= size:
-                end = bound
-                continue
-        while start < bound:
-            yield Range(file, start, min(start + size, bound))
-            start += size
-        start = end = bound
-    if end > start:
-        yield Range(file, start, end)
 
 
 def plan(wanted: Sequence[Chunk], releases: Mapping[str, Sequence[Chunk]], done: Iterable[Range] = ()) -> Plan:
@@ -197,7 +173,7 @@ def _follows(before: Range, after: Range) -> bool:
 
 def spread(sends: Sequence[Range], streams: int, unit: int = CHUNK) -> list[list[Range]]:
     """Divide what is sent over `streams` channels, evenly by bytes and each in rising order."""
-    pieces = [piece for part in sends for piece in _cut(part.file, (part.start, part.end), unit)]
+    pieces = [Range(part.file, *piece) for part in sends for piece in cut((part.start, part.end), unit)]
     total = sum(piece.size for piece in pieces)
     shares: list[list[Range]] = [[] for _ in range(streams)]
     before = 0

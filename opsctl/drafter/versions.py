@@ -8,7 +8,8 @@ sgl-project/sglang pull requests.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import total_ordering
 
 from opsctl.errors import UsageError
@@ -19,11 +20,15 @@ _TEXT = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:[.-]?(post|rc|a|b|dev)(\d+))?(?:\.d
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Version:
-    """An SGLang version. Post releases come after their release; a pre-release counts as the release it leads to."""
+    """An SGLang version. Post releases come after their release; a pre-release counts as the release it leads to.
+
+    `read`: what was read in a source tree near this version, by feature; it wins over what the release can do.
+    """
 
     release: tuple[int, int, int]
     post: int = 0
     text: str = ""
+    read: Mapping[Feature, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Version:
@@ -32,6 +37,10 @@ class Version:
             raise UsageError(f"{text!r} is not an SGLang version", hint="write it like 0.5.9 or 0.5.10.post1")
         major, minor, micro, kind, number = found.groups()
         return cls((int(major), int(minor), int(micro)), int(number) if kind == "post" else 0, text.strip())
+
+    def having(self, read: Mapping[Feature, bool]) -> Version:
+        """This version as a tree has it in which these features were looked for."""
+        return replace(self, read=dict(read))
 
     def __lt__(self, other: Version) -> bool:
         return (self.release, self.post) < (other.release, other.post)
@@ -61,7 +70,9 @@ class Feature:
     source: str
 
     def __contains__(self, version: object) -> bool:
-        return isinstance(version, Version) and version >= self.since
+        if not isinstance(version, Version):
+            return False
+        return version.read.get(self, version >= self.since)
 
 
 def _since(version: str, source: str) -> Feature:
@@ -78,6 +89,7 @@ NORM_BEFORE_FC = _since("0.5.18", "llama_eagle3.py input_norm, #32334")
 IDS_AS_WRITTEN = _since("0.5.13", "deepseek_v2.py set_eagle3_layers_to_capture, #25454")
 ROPE_PARAMETERS = _since("0.5.10", "llama.py reads rope_parameters first; transformers 5")
 MISSING_SHARD_RAISES = _since("0.5.18", "weight_utils.py, #32279; 0.5.17 not read")
+CAPTURE = _since("0.0.0", "set_eagle3_layers_to_capture of the target's class, wherever it was read")
 KIMI_K25_FILE = _since("0.5.9", "kimi_k25.py")
 KIMI_K25_CAPTURE = _since("0.5.10", "kimi_k25.py set_eagle3_layers_to_capture, #19689")
 AUX_IDS_IN_GRAPHS = _since("0.5.11", "init_aux_hidden_state_capture before graph capture, #22836")

@@ -17,6 +17,8 @@ MODULES: dict[str, str] = {
     "command": "command:Command",
     "copy": "copy:Copy",
     "debug": "debug:Debug",
+    "drafter_check": "drafter_check:DrafterCheck",
+    "drafter_stage": "drafter_stage:DrafterStage",
     "facts": "facts:Facts",
     "file": "file:File",
     "git": "git:Git",

@@ -68,6 +68,7 @@ class Change:
         transfer: moves bytes to the host before `calls` run. Leaves nothing visible; continues where it was cut.
         diffs: what `--diff` shows.
         unknown: why check mode cannot tell whether this changes anything; None where it can.
+        values: what `register` gets besides the module's result, in check mode too.
     """
 
     summary: str
@@ -77,6 +78,7 @@ class Change:
     transfer: Callable[[Host, Progress], None] | None = None
     diffs: tuple[FileDiff, ...] = ()
     unknown: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 Progress = Callable[[str, float | None], None]

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 from opsctl.sglang.version import Release, parse
 
-VERSION_FILES = ("_version.py", "version.py")  # made by the build; kept by hand up to 0.5.6.post2
+VERSION_FILES = (
+    "_version.py",
+    "version.py",
+    "__init__.py",
+)  # made by the build; kept by hand up to 0.5.6.post2; by hand
 
 # The first release with each file. Read from the wheels of 0.5.6 to 0.5.23; each file is in every later one.
 MARKERS: tuple[tuple[Release, str], ...] = (

@@ -19,13 +19,15 @@ def capture(case: Case, version: Version) -> Iterator[Finding]:
     if case.target is None or case.text is None:
         return
     name = case.target.architecture
-    if name == _KIMI_K25 and version not in v.KIMI_K25_CAPTURE:
+    if version not in v.CAPTURE or (name == _KIMI_K25 and version not in v.KIMI_K25_CAPTURE):
         why = (
             f"SGLang before {v.KIMI_K25_FILE.since} has no {_KIMI_K25}"
-            if version not in v.KIMI_K25_FILE
-            else f"{_KIMI_K25} has no set_eagle3_layers_to_capture: AttributeError after the target is loaded"
+            if name == _KIMI_K25 and version not in v.KIMI_K25_FILE
+            else f"{name} has no set_eagle3_layers_to_capture: AttributeError after the target is loaded"
         )
-        remedy = f"SGLang {v.KIMI_K25_CAPTURE.since} or later, or opsctl patch sglang"
+        remedy = "opsctl patch sglang"
+        if name == _KIMI_K25:
+            remedy = f"SGLang {v.KIMI_K25_CAPTURE.since} or later, or {remedy}"
         yield Finding("target-capture", Verdict.LOAD_ERROR, name, why, remedy, in_outcome=False)
     elif version not in v.AUX_IDS_IN_GRAPHS and case.draft is not None and case.draft.aux_ids is not None:
         n = case.text.layers
@@ -38,7 +40,7 @@ def capture(case: Case, version: Version) -> Iterator[Finding]:
                 f"SGLang before {v.AUX_IDS_IN_GRAPHS.since} captures CUDA graphs with layers"
                 f" {_list(default)} whatever the config"
                 f" says; prefill uses {_list(asked)}",
-                f"SGLang {v.AUX_IDS_IN_GRAPHS.since} or later",
+                f"SGLang {v.AUX_IDS_IN_GRAPHS.since} or later, or opsctl patch sglang",
                 in_outcome=False,
             )
 

@@ -1,0 +1,49 @@
+"""How the files of a release are cut into chunks, and what names a release. Pure, and the same on both sides.
+
+Chunks are aligned to tensor boundaries, so that a tensor that did not change keeps its chunks wherever it moved in the
+file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Iterator, List, Mapping, Sequence, Tuple
+
+CHUNK = 8 << 20  # small enough that a cut loses little, large enough that digests weigh nothing
+
+
+def cut(bounds: Sequence[int], size: int = CHUNK) -> Iterator[Tuple[int, int]]:
+    """Ranges between rising `bounds`: long ones are split, short neighbours joined up to `size`."""
+    start = bounds[0]
+    end = start
+    for bound in bounds[1:]:
+        if bound - start <= size:
+            end = bound
+            continue
+        if end > start:
+            yield start, end
+            start = end
+            if bound - start <= size:
+                end = bound
+                continue
+        while start < bound:
+            yield start, min(start + size, bound)
+            start += size
+        start = end = bound
+    if end > start:
+        yield start, end
+
+
+def file_ranges(size: int, boundaries: Sequence[int], chunk: int = CHUNK) -> List[Tuple[int, int]]:
+    """The chunks of a file of `size` bytes with tensors at these boundaries."""
+    return list(cut(sorted({0, size, *(at for at in boundaries if 0 <= at <= size)}), chunk))
+
+
+def release_digest(files: Mapping[str, Sequence[Sequence[Any]]]) -> str:
+    """The digest of a release: SHA-256 over the names of its files and their chunks [start, end, SHA-256]."""
+    digest = hashlib.sha256(b"opsctl release 1\n")
+    for name in sorted(files):
+        digest.update(("file %s\n" % ascii(name)).encode())
+        for start, end, told in files[name]:
+            digest.update(("%d %d %s\n" % (start, end, told)).encode())
+    return digest.hexdigest()
