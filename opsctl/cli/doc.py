@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +24,7 @@ def doc(
         str | None,
         typer.Argument(
             metavar="[TOPIC]",
-            help="A module, or: play, task, block, include, gate, param, host, group, sglang, timeouts, lint.",
+            help="A module, or one of the topics that are listed without it; `man`: the manual page.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
@@ -42,12 +42,17 @@ def doc(
     if topic is None:
         about = {name: summary(modules.get(name)) for name in modules.names()}
         if as_json:
-            typer.echo(json.dumps({"modules": about, "topics": sorted(_models())}, indent=2))
+            typer.echo(json.dumps({"modules": about, "topics": sorted([*_models(), *_others()])}, indent=2))
             return
         width = max(map(len, about))
         for name, line in about.items():
             typer.echo(f"{name:<{width}}  {line}")
-        typer.echo(f"\nopsctl doc MODULE says more; other topics: {', '.join([*_models(), 'lint'])}")
+        typer.echo(f"\nopsctl doc MODULE says more; other topics: {', '.join([*_models(), *_others()])}")
+        return
+    if topic == "man":
+        from opsctl.cli.manual import manual
+
+        typer.echo(manual(), nl=False)
         return
     typer.echo(json.dumps(as_data(topic), indent=2, default=str) if as_json else "\n".join(page(topic)))
 
@@ -61,11 +66,8 @@ def page(topic: str) -> Iterator[str]:
     """The documentation of a topic as lines of Markdown. Raises UsageError."""
     from opsctl import modules
 
-    if topic == "lint":
-        from opsctl.engine.lint import RULES
-
-        yield "# lint\n"
-        yield from (f"- `{rule.name}`: {rule.about}" for rule in RULES)
+    if topic in _others():
+        yield from _others()[topic]()
         return
     if topic in modules.names():
         module = modules.get(topic)
@@ -111,13 +113,26 @@ def _models() -> dict[str, type[BaseModel]]:
     }  # fmt: skip
 
 
+def _others() -> dict[str, Callable[[], Iterator[str]]]:
+    from opsctl.cli.reference import PAGES
+
+    return {"lint": _lint, **PAGES}
+
+
+def _lint() -> Iterator[str]:
+    from opsctl.engine.lint import RULES
+
+    yield "# lint\n"
+    yield from (f"- `{rule.name}`: {rule.about}" for rule in RULES)
+
+
 def _model(topic: str) -> type[BaseModel]:
     from opsctl import modules
 
     try:
         return _models()[topic]
     except KeyError:
-        valid = [*modules.names(), *_models(), "lint"]
+        valid = [*modules.names(), *_models(), *_others(), "man"]
         raise UsageError(f"there is nothing about {topic!r}", hint=did_you_mean(topic, valid)) from None
 
 

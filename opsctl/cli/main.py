@@ -15,6 +15,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer c
 from typer.core import TyperCommand, TyperGroup
 
 from opsctl import __version__
+from opsctl.cli import examples
 from opsctl.errors import Exit, OpsctlError
 from opsctl.secret import mask
 from opsctl.text import printable
@@ -64,7 +65,7 @@ def build(argv: Sequence[str]) -> TyperGroup:
     wanted = next((word for word in argv if not word.startswith("-")), None)
     everything = "_OPSCTL_COMPLETE" in os.environ
     commands = {
-        name: _load(name, entry) if everything or name == wanted else _stub(name, entry)
+        name: load(name, entry) if everything or name == wanted else _stub(name, entry)
         for name, entry in COMMANDS.items()
     }
     root = typer.Typer(
@@ -125,10 +126,13 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _load(name: str, entry: Entry) -> TyperCommand | TyperGroup:
+def load(name: str, entry: Entry) -> TyperCommand | TyperGroup:
+    """The command with everything below it."""
     command = typer.main.get_command(importlib.import_module(f"opsctl.cli.{entry.module}").app)
     assert isinstance(command, TyperCommand | TyperGroup)
     command.name, command.rich_help_panel = name, entry.panel
+    command.help = command.help or entry.help
+    examples.add(name, command)
     # Completion is installed once, for the whole of opsctl.
     command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
     return command

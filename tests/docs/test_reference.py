@@ -1,0 +1,64 @@
+"""The reference says everything: a new exit code, event, check, patch or option cannot be left out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from opsctl.cli import reference
+from opsctl.cli.doc import page
+from opsctl.cli.main import COMMANDS
+from opsctl.cli.manual import manual
+from opsctl.engine import events
+from opsctl.errors import Exit
+from opsctl.gpu.checks.registry import checks
+from opsctl.sglang.patches import ALL
+
+
+def text(topic: str) -> str:
+    return "\n".join(page(topic))
+
+
+def test_exit_codes() -> None:
+    rows = text("exit-codes")
+    for code in Exit:
+        assert f"| {int(code)} | `{code.name.lower().replace('_', '-')}` | " in rows
+
+
+def test_events() -> None:
+    shown = text("events")
+    assert "## task_ended" in shown
+    assert shown.count("\n## ") == len({kind.__name__ for kind in events.Event.__subclasses__()})
+
+
+def test_health_checks_and_patches() -> None:
+    assert all(f"## {name}\n" in text("health-checks") for name in checks())
+    assert all(f"## {patch.name}\n" in text("patches") for patch in ALL)
+
+
+def test_every_command_has_a_place_and_every_option_its_meaning() -> None:
+    shown, roff = text("commands"), manual()
+    for words, command in reference.tree():
+        assert command.help, f"{words} says nothing of itself"
+        below = getattr(command, "commands", None)
+        if not below:
+            assert f"## {words}\n" in shown
+            assert words.removeprefix("opsctl ") in roff
+        for one in command.params:
+            if one.opts[0].startswith("-"):
+                assert getattr(one, "help", None), f"{words} {one.opts[0]} is not explained"
+    assert {words.split()[1] for words, _ in reference.tree()} == set(COMMANDS)
+
+
+def test_every_command_shows_an_example() -> None:
+    without = [w for w, c in reference.tree() if not getattr(c, "commands", None) and "opsctl " not in (c.help or "")]
+    assert without == []
+
+
+@pytest.mark.parametrize("topic", [*reference.PAGES, "play", "task", "host", "sglang", "man"])
+def test_the_terminal_shows_it(topic: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "opsctl", "doc", topic], capture_output=True, text=True, check=True)
+    assert len(done.stdout) > 200
+    assert done.stdout.isprintable() or not any(c in done.stdout for c in "\x1b\0")
