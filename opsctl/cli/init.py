@@ -154,7 +154,10 @@ def _reached(spec: ConnectionSpec, found: Found, name: str | None) -> Reached:
 def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     """What was found, for people."""
     values, profile = section.values, found.profile
-    gpus = f"{profile['gpus']} x {profile.get('name') or 'GPUs of several kinds'}" if profile else "no NVIDIA GPUs seen"
+    count = profile.get("gpus")
+    gpus = f"{count} x {profile.get('name') or 'GPUs of several kinds'}" if count else "no NVIDIA GPU"
+    if not profile:
+        gpus = "the driver says nothing of its GPUs"
     yield f"{reached.name} ({found.name}): {gpus}" + (f", driver {profile['driver']}" if profile.get("driver") else "")
     server = found.server
     if server is None:

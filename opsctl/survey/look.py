@@ -25,7 +25,7 @@ def look(ask: Ask, port: int | None = None) -> Found:
     """
     expected = wanted.of(None, None, "host")
     first = [
-        Call("facts.gather", {"parts": ["host", "user"]}),
+        Call("facts.gather", {"parts": ["host", "user", "gpu"]}),
         Call("servers.find", {"locate": True}),
         Call("survey.look"),
         gathered.ask(expected),
@@ -42,6 +42,8 @@ def look(ask: Ask, port: int | None = None) -> Found:
         readings = gathered.evidence(gpus.result, expected).readings
         if readings and readings[0].gpus:
             found = replace(found, profile=record(readings[0].gpus, readings[0].driver).dump())
+        elif (facts.result.get("gpu") or {}).get("count") == 0:
+            found = replace(found, profile={"gpus": 0})  # none on its bus: a host for practice or preparation
     return _closer(ask, found, notes)
 
 

@@ -73,7 +73,7 @@ def _of_files(found: Found) -> Section:
         **_code(found),
         "environment": found.environment,
         "model_path": found.model,
-        "tp": gpus,
+        "tp": gpus or None,
         "port": found.port or launch.DEFAULT_PORT,
         "weights_root": _weights_root(None, found.model, found.home),
         "unit": found.unit,

@@ -68,7 +68,7 @@ def _lines(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     if found.profile:
         yield "    vars:"
         yield "      health:"
-        yield "        profile: # what `opsctl health` expects; recorded now, so look at it once"
+        yield "        profile: # what `opsctl health` expects here, recorded from what is there now: is it right?"
         for key, value in found.profile.items():
             yield from _entry(10, key, value, None)
 

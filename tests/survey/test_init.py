@@ -58,9 +58,10 @@ def test_before_anything_runs(practice: PracticeHost, run: Run, project: Path) -
     assert (s.checkout, s.environment) == (f"{home}/sglang", f"{home}/venv")
     assert (s.model_path, s.releases_folder) == (f"{home}/models/kimi-tiny", f"{home}/drafters/releases")
     assert s.port == practice.port
-    first, *_ = commands(said.stdout)
-    assert first == ["inventory", "check"]
+    first, second, *_ = commands(said.stdout)
+    assert [first, second] == [["inventory", "check"], ["health"]]
     assert run(*first).returncode == Exit.DONE
+    assert run(*second).returncode in (Exit.DONE, Exit.DEGRADED)  # it may warn of this machine's memory
     assert run("lint", *map(str, project.glob("playbooks/[!d]*.yaml"))).returncode == Exit.DONE
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=s.checkout, capture_output=True, text=True, check=True)
     planned = run("run", "pin-sglang", "--check", "--exit-code")
