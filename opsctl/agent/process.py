@@ -125,15 +125,15 @@ def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = 
 
 
 def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str, Any]:
-    """Take a start back: stop what it started, and nothing else."""
+    """Take a start back: stop what it started, or what a later run has started again in just the same way."""
     kept = load(call, keep)
     now = _record(name)
     if kept is None or now is None or kept.get("undone"):
         return {"restored": False}
-    if _identity(now) != _identity(kept["started"]):
-        if not living(now):
-            return {"restored": False}
-        raise AgentError("conflict", "%s was started again by someone else since, as pid %d" % (name, now["pid"]))
+    if _identity(now) != _identity(kept["started"]) and not living(now):
+        return {"restored": False}
+    if _wanted(now) != _wanted(kept["started"]):
+        raise AgentError("conflict", "%s was started anew with another command since, as pid %d" % (name, now["pid"]))
     _end(call, now, wait)
     _forget(name)
     save(call, keep, dict(kept, undone=True))
@@ -209,7 +209,7 @@ def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
     if seen is None:
         raise AgentError("failed", "the process ended before it began")
     record = dict(
-        {key: wanted[key] for key in WANTED},
+        _wanted(wanted),
         pid=child.pid,
         sid=child.pid,
         start=seen.start,
@@ -283,6 +283,10 @@ def _strings(pid: int, name: str) -> List[str]:
 
 def _identity(record: Record) -> List[Any]:
     return [record["pid"], record["start"], record["boot"]]
+
+
+def _wanted(record: Record) -> Record:
+    return {key: record[key] for key in WANTED}
 
 
 def _path(name: str) -> str:

@@ -131,11 +131,23 @@ def test_a_pid_that_is_someone_elses_now_is_never_signalled(play: Play, top: Pat
         foreign.wait()
 
 
+def test_what_a_rollback_has_started_again_can_itself_be_undone(play: Play, top: Path) -> None:
+    runs = [Play(top / name) for name in ("first", "good", "bad")]
+    for seconds, run in enumerate(runs, start=600):
+        run.run("process", name="s", argv=["sleep", str(seconds)], log=str(top / "log"))
+    runs[2].rollback()
+    assert process.status(InProcess(), "s")["argv"] == ["sleep", "601"]
+    runs[1].rollback()  # of a process that it had not started itself
+    assert process.status(InProcess(), "s")["argv"] == ["sleep", "600"]
+    runs[0].rollback()
+    assert process.status(InProcess(), "s")["state"] == "absent"
+
+
 def test_a_process_started_anew_by_someone_else_is_not_undone(play: Play, top: Path) -> None:
     play.run("process", name="s", argv=["sleep", "600"], log=str(top / "log"))
     process.stop(InProcess(), "s", wait=10)
     process.start(InProcess(), "s", ["sleep", "602"], str(top / "log"))
-    with pytest.raises(AgentError, match="started again by someone else") as caught:
+    with pytest.raises(AgentError, match="started anew with another command") as caught:
         play.rollback()
     assert caught.value.kind == "conflict"
     assert process.status(InProcess(), "s")["state"] == "running"
