@@ -111,7 +111,8 @@ def _told(finding: Finding) -> str:
 
 
 def _said(finding: Finding) -> str:
-    return one_line(f"{finding.subject}: {finding.detail}", 300)
+    named = finding.detail.startswith(finding.subject)
+    return one_line(finding.detail if named else f"{finding.subject}: {finding.detail}", 300)
 
 
 def _meant(name: str, found: set[str]) -> str:
