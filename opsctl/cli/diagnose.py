@@ -81,7 +81,8 @@ def _look_there(asked: Asked, inventory: str | None, pattern: str | None, api_ke
     chosen = the_host(inventory, pattern)
     asked = replace(asked, usual_port=chosen.sglang.port, usual_log=chosen.sglang.log)
     with connect(chosen.connection()) as remote:
-        return gather.look(remote.outcomes, lambda port: Server(remote.http(port), _key(api_key_env)), asked)
+        key = _key(api_key_env) or chosen.sglang.api_key
+        return gather.look(remote.outcomes, lambda port: Server(remote.http(port), key), asked)
 
 
 def _key(name: str) -> Secret | None:

@@ -25,7 +25,7 @@ def lint(
     inventory: InventoryOption = None,
     output: Annotated[
         Literal["human", "json", "sarif", "github", "gitlab"],
-        typer.Option("--output", "-o", help="How to show findings."),
+        typer.Option("--output", "-o", envvar="OPSCTL_OUTPUT", help="How to show findings."),
     ] = "human",
 ) -> int:
     """Check playbooks without touching a host. Ends with 2 when one cannot be used, with 3 when there are findings.

@@ -41,6 +41,7 @@ def _lines() -> Iterator[str]:
         yield f".TP\n{int(code)}\n{code.name.lower().replace('_', ' ')}"
     yield ".SH ENVIRONMENT"
     yield ".TP\nOPSCTL_INVENTORY\nThe inventory, where \\-i does not name one."
+    yield ".TP\nOPSCTL_OUTPUT, OPSCTL_SUMMARY\nDefaults of \\-\\-output and \\-\\-summary, for CI."
     yield ".TP\nOPSCTL_API_KEY\nAPI key of the server, where the inventory does not name one."
 
 

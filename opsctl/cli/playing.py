@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 
 Output = Literal["human", "jsonl", "github", "gitlab"]
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to show what happens.")]
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", envvar="OPSCTL_OUTPUT", help="How to show what happens.")
+]
 JunitOption = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report.")]
-SummaryOption = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Append a Markdown summary.")]
+SummaryOption = Annotated[
+    Path | None,
+    typer.Option("--summary", metavar="FILE", envvar="OPSCTL_SUMMARY", help="Append a Markdown summary."),
+]
 HtmlOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the run as an HTML page.")]
 CheckOption = Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")]
 DiffOption = Annotated[

@@ -186,8 +186,6 @@ def _reached(
     from opsctl.errors import RemoteError
     from opsctl.remote.host import connect
 
-    if pattern is None:
-        raise UsageError("nothing to probe", hint="give --url http://HOST:PORT, or --host NAME")
     chosen = the_host(inventory, pattern)
     with connect(chosen.connection()) as remote:
         running = gather.choose(remote.call(Call("servers.find")).result, port, chosen.sglang.port)
@@ -202,7 +200,7 @@ def _reached(
 
         with remote.http(port or gather.port_of(running or {})) as http:
             simulated = ((running or {}).get("environment") or {}).get("SGLANG_SIMULATE_ACC_LEN", "")
-            yield _Reached(chosen.name, Server(http, secret), read, simulated)
+            yield _Reached(chosen.name, Server(http, secret or chosen.sglang.api_key), read, simulated)
 
 
 def _read_here(path: str) -> str | None:

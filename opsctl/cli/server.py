@@ -12,6 +12,7 @@ import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.errors import Exit, OpsctlError
+from opsctl.secret import Secret
 from opsctl.text import printable
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """What runs where: process or unit, code, models, and whether it answers."""
-    key = os.environ.get(api_key_env)
+    value = os.environ.get(api_key_env)
+    key = Secret(value) if value else None
     found, code = _here(key) if here else _there(inventory, host, key)
     if as_json:
         typer.echo(json.dumps({name: [asdict(s) for s in servers] for name, servers in found.items()}))
@@ -51,7 +53,7 @@ def status(
     return code
 
 
-def _here(key: str | None) -> tuple[dict[str, list[Status]], int]:
+def _here(key: Secret | None) -> tuple[dict[str, list[Status]], int]:
     import httpx
 
     from opsctl.sglang import gather
@@ -68,16 +70,17 @@ def _here(key: str | None) -> tuple[dict[str, list[Status]], int]:
     return {"this machine": _servers(call, client, key)}, Exit.DONE
 
 
-def _there(inventory: str | None, pattern: str | None, key: str | None) -> tuple[dict[str, list[Status]], int]:
+def _there(inventory: str | None, pattern: str | None, key: Secret | None) -> tuple[dict[str, list[Status]], int]:
     from opsctl.cli.hosts import chosen, on_each, tell_errors
 
-    done = on_each(chosen(inventory, pattern), lambda remote, host: _servers(remote.call, remote.http, key))
+    done = on_each(
+        chosen(inventory, pattern), lambda remote, host: _servers(remote.call, remote.http, key or host.sglang.api_key)
+    )
     return {d.host.name: d.value for d in done if d.value is not None}, tell_errors(done)
 
 
-def _servers(call: Callable[[Call], Reply], client: Callable[[int], Any], key: str | None) -> list[Status]:
+def _servers(call: Callable[[Call], Reply], client: Callable[[int], Any], key: Secret | None) -> list[Status]:
     from opsctl.agent.protocol import Call
-    from opsctl.secret import Secret
     from opsctl.sglang import gather
     from opsctl.sglang.http import Server
     from opsctl.sglang.status import status as judge
@@ -85,7 +88,7 @@ def _servers(call: Callable[[Call], Reply], client: Callable[[int], Any], key: s
     found = []
     for process in call(Call("servers.find", {"locate": True})).result:
         with client(gather.port_of(process)) as http:
-            info = _info(Server(http, Secret(key) if key else None))
+            info = _info(Server(http, key))
         found.append(judge(process, info, process["now"]))
     return found
 
