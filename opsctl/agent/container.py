@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List
 
+from opsctl.agent import pids, vram
 from opsctl.agent.keep import load, save
 from opsctl.agent.proc import Done, ending, execute
 from opsctl.agent.protocol import AgentError, Context
@@ -13,7 +14,7 @@ QUICK = 30.0  # seconds for a question
 
 
 def look(call: Context, name: str) -> Dict[str, Any]:
-    """{"exists", "running", "started", "image", "command", "mounts": {folder inside: folder on the host}}."""
+    """{"exists", "running", "started", "pid", "image", "command", "mounts": {folder inside: folder on the host}}."""
     done = _docker(call, ["container", "inspect", "--", name], QUICK)
     if done.code != 0:
         if b"no such container" in done.err.lower():
@@ -25,6 +26,7 @@ def look(call: Context, name: str) -> Dict[str, Any]:
         "exists": True,
         "running": bool(state.get("Running")),
         "started": state.get("StartedAt"),
+        "pid": state.get("Pid") or None,
         "image": config.get("Image"),
         "command": list(found.get("Args") or []),
         "mounts": {mount.get("Destination"): mount.get("Source") for mount in found.get("Mounts") or []},
@@ -36,7 +38,7 @@ def stop(call: Context, name: str, wait: float, keep: str) -> Dict[str, Any]:
     before = look(call, name)
     save(call, keep, {"before": before})
     if before["running"]:
-        _demand(call, ["stop", "--time", str(int(wait)), "--", name], wait + 60)
+        _end(call, name, before, wait)
     return {"stopped": before["running"]}
 
 
@@ -54,7 +56,7 @@ def restore(call: Context, name: str, keep: str, wait: float) -> Dict[str, Any]:
     now = look(call, name)
     if record is None or record["before"]["running"] or not now["running"] or record.get("undone"):
         return {"restored": False}
-    _demand(call, ["stop", "--time", str(int(wait)), "--", name], wait + 60)
+    _end(call, name, now, wait)
     save(call, keep, dict(record, undone=True))
     return {"restored": True}
 
@@ -66,6 +68,13 @@ def resume(call: Context, name: str, keep: str) -> Dict[str, Any]:
         return {"started": False}
     _demand(call, ["start", "--", name], 120.0)
     return {"started": True}
+
+
+def _end(call: Context, name: str, now: Dict[str, Any], wait: float) -> None:
+    """Stop it, and wait until the GPU memory it held is free."""
+    before = vram.held(call, pids.control_group(now["pid"]) if now["pid"] else [])
+    _demand(call, ["stop", "--time", str(int(wait)), "--", name], wait + 60)
+    vram.wait_back(call, before)
 
 
 def _demand(call: Context, words: List[str], timeout: float) -> None:

@@ -47,6 +47,22 @@ def session(sid: int) -> List[Process]:
     return found
 
 
+def control_group(pid: int) -> List[int]:
+    """Processes in the control group of one, itself included; empty if it is gone or in the group of all."""
+    own = _group_of(pid)
+    if all(line.endswith(":/") for line in own.splitlines()):
+        return []
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _group_of(int(name)) == own]
+
+
+def _group_of(pid: int) -> str:
+    try:
+        with open("/proc/%d/cgroup" % pid) as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
 def executable(pid: int) -> Optional[str]:
     """Path of the running program, None where we may not know."""
     try:

@@ -16,7 +16,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import durable, pids
+from opsctl.agent import durable, pids, vram
 from opsctl.agent.filestate import absolute
 from opsctl.agent.keep import load, save
 from opsctl.agent.oserrors import told
@@ -242,6 +242,13 @@ def _became(child: "subprocess.Popen[bytes]", wanted: Record) -> None:
 
 
 def _end(call: Context, record: Record, wait: float) -> None:
+    """Stop what lives of it, and wait until the GPU memory it held is free."""
+    before = vram.held(call, [p.pid for p in living(record)])
+    _signal_all(call, record, wait)
+    vram.wait_back(call, before)
+
+
+def _signal_all(call: Context, record: Record, wait: float) -> None:
     steps = (
         ("SIGTERM", signal.SIGTERM, True, wait),
         ("SIGTERM", signal.SIGTERM, False, TERM_REST),

@@ -22,9 +22,25 @@ from opsctl.agent.traces import Traces
 from opsctl.agent.wrappers import Zone, unwrap
 
 STALL_SECONDS = 180.0  # no line and no growth of GPU memory for so long: a hang (NCCL, a stuck loader)
+NO_WORD = "a process of the server failed"  # the error where the log has none
 MOST_LINE = 1 << 20
 MOST_TEXT = 400
 PHASES = ("launch", "init_distributed", "load_weights", "memory_pool", "capture_graphs", "warmup", "ready", "failed")
+
+# For people; of the draft model's own steps too.
+_WORDS = {
+    "launch": "starting",
+    "init_distributed": "starting workers",
+    "load_weights": "loading weights",
+    "memory_pool": "allocating the KV cache",
+    "capture_graphs": "capturing CUDA graphs",
+    "warmup": "warming up",
+    "ready": "ready",
+    "failed": "failed",
+}
+# The server's note of somebody asking whether it is well: no sign that it comes on.
+OWN_QUESTION = b'"GET /health'
+_ASKED = re.compile(rb'(?:[^\n]*"GET /health[^\n]*\n)+\Z')
 
 # tqdm: "Loading safetensors checkpoint shards:  50% Completed | 32/64 [01:10<01:10,  2.19s/it]" and
 # "Capturing batches (bs=4 avail_mem=34.91 GB):  33%|###3      | 1/3 [00:10<00:20, 10.41s/it]"
@@ -42,6 +58,12 @@ _PHASE_OF = {
     "limits": "warmup",
     "ready": "ready",
 }
+
+
+def words(state: Dict[str, Any]) -> str:
+    """A state's phase as people say it: "loading weights of the draft model"."""
+    its = " of the draft model" if state["draft"] and state["phase"] in ("load_weights", "capture_graphs") else ""
+    return _WORDS[state["phase"]] + its
 
 
 class Readiness:
@@ -94,7 +116,7 @@ class Readiness:
 
     def feed(self, data: bytes, now: float = 0.0) -> List[Dict[str, Any]]:
         """Take new bytes of the log: a list of what changed, as states."""
-        if data:
+        if data and not _ASKED.match(data):
             self._alive, self._told_stall = now, False
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()[-MOST_LINE:]
@@ -203,7 +225,7 @@ class Readiness:
             }
         self.error = error or {
             "kind": "exception",
-            "message": "a process of the server failed",
+            "message": NO_WORD,
             "rank": None,
             "at": self.at,
         }

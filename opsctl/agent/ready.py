@@ -1,73 +1,105 @@
 """Waiting for an SGLang server to answer: its log says how far it has come, its health check when it is there.
 
-Log lines are those of SGLang 0.4.6 to 0.5.23. A server is ready when `/health_generate` gives 200, which takes one
-token from the model; an open port, or a line in the log, is not enough.
+A server is ready when `/health_generate` gives 200, which takes one token from the model; an open port, or a line in
+the log, is not enough.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, Optional, Pattern, Tuple
+from typing import Any, Dict, List, Optional
 
+from opsctl.agent import startadvice, startlog, vram
 from opsctl.agent.http import request
-from opsctl.agent.logtail import Tail
 from opsctl.agent.protocol import AgentError, Context
-from opsctl.agent.wait import Alive, Stall, Watch, log_of
+from opsctl.agent.readiness import NO_WORD, OWN_QUESTION, STALL_SECONDS, Readiness, words
+from opsctl.agent.redact import Redactor
+from opsctl.agent.wait import Alive, Watch
 
 TICK = 0.2
 REPORT = 0.5
 ASK = 1.0  # seconds between health checks
 HEALTH_LIMIT = 25.0  # seconds: the server gives up its own check after 20 (SGLANG_HEALTH_CHECK_TIMEOUT)
-
-PHASES: Tuple[Tuple[Pattern[str], str], ...] = (
-    (re.compile(r"Init torch distributed begin"), "starting workers"),
-    (re.compile(r"Load weight begin|Loading safetensors checkpoint shards"), "loading weights"),
-    (re.compile(r"KV Cache is allocated|Memory pool end"), "allocating the KV cache"),
-    (re.compile(r"Capture .*begin|Capturing batches"), "capturing CUDA graphs"),
-    (re.compile(r"Uvicorn running on|Application startup complete"), "warming up"),
-    (re.compile(r"The server is fired up and ready to roll"), "ready"),
-)
-OURS = re.compile(r'"GET /health')  # the server's note of our own question: no sign of progress
-FRACTION = re.compile(r"(?:Loading safetensors|Capturing batches|Multi-thread loading).*?(\d{1,3})%")
-# The launcher says this when a worker has died, and ends soon after.
-FATAL = re.compile(r"Received sigquit from a child process|Initialization failed\. warmup error|SIGQUIT received")
-CAUSE = re.compile(r"^(?:\[[^\]]*\] )?((?:[A-Za-z_][\w.]*(?:Error|Exception)|Exception|Not enough memory)\b.*)")
+LOOK_AT_MEMORY = 15.0  # seconds between looks at GPU memory
+MOST_STARTS = 3  # in one wait: it dies and is started again, without a word
+_FRACTION = re.compile(rb"mem_fraction_static=(0?\.\d+)")
+_MOST_SHOWN = 160
 
 
-class Progress:
-    """What the log has said so far."""
+class Start:
+    """One start as its log tells it, in words for people."""
 
-    def __init__(self) -> None:
-        self.phase = "starting"
-        self.fraction: Optional[float] = None
-        self.cause: Optional[str] = None
-        self.lines, self.last = 0, ""
+    def __init__(self, stall: Optional[float], now: float) -> None:
+        self._readiness = Readiness(now, stall if stall is not None else float("inf"))
+        self._redactor = Redactor()
+        self._step: Dict[str, Any] = self._readiness.state  # the last one that was no failure
+        self._fraction: Optional[float] = None
+        self.last = ""
 
-    def read(self, line: str) -> None:
-        """Take one line in. Raises AgentError where it says that the start has failed."""
-        if OURS.search(line):
-            return
-        self.lines, self.last = self.lines + 1, line
-        for pattern, phase in PHASES:
-            if pattern.search(line) and phase != self.phase:
-                self.phase, self.fraction = phase, None
-        found = FRACTION.search(line)
-        if found:
-            self.fraction = min(int(found.group(1)), 100) / 100.0
-        said = CAUSE.match(line)
+    @property
+    def phase(self) -> str:
+        return words(self._step)
+
+    @property
+    def share(self) -> Optional[float]:
+        done, total = self._step["done"], self._step["total"]
+        return float(done) / total if total else None
+
+    def read(self, data: bytes, now: float) -> List[str]:
+        """Take new bytes of the log in: the phases that began. Raises AgentError when it says that the start failed."""
+        events = self._readiness.feed(data, now)
+        said = _FRACTION.search(data)
         if said:
-            self.cause = said.group(1).strip()[:500]
-        if FATAL.search(line):
-            raise AgentError("failed", self.failure("the server gave up while %s" % self.phase), died=True)
+            self._fraction = float(said.group(1))
+        lines = [line for line in data.replace(b"\r", b"\n").split(b"\n") if line.strip() and OWN_QUESTION not in line]
+        if lines:
+            self.last = self._redactor.feed(lines[-1] + b"\n").decode("utf-8", "replace").strip()[:400]
+        return self._follow(events)
+
+    def look(self, now: float, memory: Optional[int], log: str) -> None:
+        """Raises AgentError when neither the log nor GPU memory has grown for too long."""
+        for event in self._readiness.tick(now, memory):
+            also = ", no growth of GPU memory" if memory is not None else ""
+            what = "the server stands still while %s: nothing new in %s%s for %g s" % (
+                self.phase, log or "its log", also, event["stalled"] // 1,
+            )  # fmt: skip
+            last = "its last line: %s" % self.last if self.last else ""
+            raise self.failure(what, last, startadvice.stalled(self._step["phase"]), stalled=True)
+
+    def ended(self) -> Optional[str]:
+        """The process is gone: what it died of, as far as it said; with what to do about it."""
+        self._follow([event for event in self._readiness.close() if event["phase"] != "failed"])
+        error = self._readiness.error
+        return None if error is None or error["message"] == NO_WORD else self._cause(error)
+
+    def failure(self, what: str, *more: str, **fields: Any) -> AgentError:
+        return AgentError("failed", "; ".join(text for text in (what, *more) if text), phase=self.phase, **fields)
 
     def told(self, waited: float, seen: str) -> str:
         """One line for people: where it is, for how long, and the last thing that was said."""
-        share = " %.0f %%" % (self.fraction * 100) if self.fraction is not None else ""
-        return "%s%s (%.0f s): %s" % (self.phase, share, waited, (self.last or seen)[:160])
+        step = self._step
+        count = " %d/%d" % (step["done"], step["total"]) if step["total"] else ""
+        return "%s%s (%.0f s): %s" % (self.phase, count, waited, (self.last or seen)[:_MOST_SHOWN])
 
-    def failure(self, what: str) -> str:
-        return "%s: %s" % (what, self.cause) if self.cause else what
+    def _follow(self, events: List[Dict[str, Any]]) -> List[str]:
+        begun = []
+        for event in events:
+            if event["phase"] == "failed":
+                what = "the server gave up while %s" % self.phase
+                raise self.failure("%s: %s" % (what, self._cause(event["error"])), died=True)
+            if event["starts"] >= MOST_STARTS:
+                raise self.failure("the server was started %d times in this wait: a crash loop" % event["starts"])
+            if words(event) != self.phase:
+                begun.append(words(event))
+            self._step = event
+        return begun
+
+    def _cause(self, error: Dict[str, Any]) -> str:
+        step = self._step
+        todo = startadvice.advice(error["kind"], error["message"], step["phase"], step["draft"], self._fraction)
+        rank = " (%s)" % error["rank"] if error["rank"] else ""
+        return "%s%s%s" % (error["message"], rank, "; " + todo if todo else "")
 
 
 def wait(
@@ -77,51 +109,44 @@ def wait(
     log: Optional[str] = None,
     offset: Optional[int] = None,
     timeout: float = 1200.0,
-    stall: Optional[float] = None,
+    stall: Optional[float] = STALL_SECONDS,
     alive: Optional[Alive] = None,
 ) -> Dict[str, Any]:
-    """Wait until the server answers; give up when it dies, says that it failed, or its log stands still for `stall`.
+    """Wait until the server answers; give up when it dies, says that it failed, or stands still for `stall` seconds.
 
     Reports {"text", "phase", "fraction", "waited"}; gives {"seconds", "phases": {name: seconds}}.
     """
-    tail = _tail(log, offset, alive)
-    progress, watch, still = Progress(), Watch(alive), Stall(stall)
     began = reported = time.monotonic()
-    asked, seen = 0.0, ""
+    said, start, watch = startlog.source(call, log, offset, alive), Start(stall, began), Watch(alive)
+    asked, seen, memory, looked = 0.0, "", None, began
     phases: Dict[str, float] = {}
     try:
         while True:
-            waited = time.monotonic() - began
-            for line in tail.lines() if tail else ():
-                progress.read(line)
-                phases.setdefault(progress.phase, round(waited, 1))
-            if time.monotonic() - asked >= ASK:
+            now = time.monotonic()
+            waited = now - began
+            for phase in start.read(said.read(), now):
+                phases.setdefault(phase, round(waited, 1))
+            if now - asked >= ASK:
                 seen, asked = _health(call, host, port), time.monotonic()
             if seen == "ready":
                 return {"seconds": round(time.monotonic() - began, 1), "phases": phases}
-            _look(call, watch, progress)
-            if tail:
-                still.look(tail.path, progress.lines, progress.last)
+            _look(call, watch, start, said)
+            if now - looked >= LOOK_AT_MEMORY:
+                memory, looked = vram.in_use(call), now
+            if said.name:
+                start.look(time.monotonic(), memory, said.name)
             if call.cancelled():
                 raise AgentError("failed", "cancelled after waiting %.0f s for the server" % waited)
             if waited >= timeout:
-                text = "the server did not answer in %g s; it was %s; last seen: %s" % (timeout, progress.phase, seen)
-                raise AgentError("timeout", progress.failure(text), phase=progress.phase)
-            if time.monotonic() - reported >= REPORT:
-                reported = time.monotonic()
-                told = {"text": progress.told(waited, seen), "phase": progress.phase, "fraction": progress.fraction}
+                text = "the server did not answer in %g s; it was %s; last seen: %s" % (timeout, start.phase, seen)
+                raise AgentError("timeout", text, phase=start.phase)
+            if now - reported >= REPORT:
+                reported = now
+                told = {"text": start.told(waited, seen), "phase": start.phase, "fraction": start.share}
                 call.progress(dict(told, waited=round(waited, 1)))
             time.sleep(TICK)
     finally:
-        if tail:
-            tail.close()
-
-
-def _tail(log: Optional[str], offset: Optional[int], alive: Optional[Alive]) -> Optional[Tail]:
-    if log is None and not (alive and "process" in alive):
-        return None  # a unit that writes to the system's journal: only its health is watched
-    path, start = log_of(log, offset, alive)
-    return Tail(path, start)
+        said.close()
 
 
 def _health(call: Context, host: str, port: int) -> str:
@@ -132,13 +157,14 @@ def _health(call: Context, host: str, port: int) -> str:
     return "ready" if answer.result["status"] == 200 else "status %d" % answer.result["status"]
 
 
-def _look(call: Context, watch: Watch, progress: Progress) -> None:
+def _look(call: Context, watch: Watch, start: Start, said: startlog.Said) -> None:
     try:
         watch.look(call)
     except AgentError as error:
-        what = "the server ended while %s" % progress.phase
-        fields = dict(error.fields, phase=progress.phase)
-        raise AgentError("failed", progress.failure(what) if progress.cause else error.message, **fields) from None
+        start.read(said.read(), time.monotonic())  # its last words may have come since
+        cause = start.ended()
+        what = "the server ended while %s: %s" % (start.phase, cause) if cause else error.message
+        raise start.failure(what, **error.fields) from None
 
 
 CALLS = {"wait": wait}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
+from opsctl.agent import pids, vram
 from opsctl.agent.keep import load, save
 from opsctl.agent.proc import Done, ending, execute
 from opsctl.agent.protocol import AgentError, Context
@@ -22,6 +23,7 @@ PROPERTIES = (
     "NeedDaemonReload",
     "FragmentPath",
     "InvocationID",
+    "ExecMainStartTimestampMonotonic",
 )
 QUICK = 30.0  # seconds for a question
 UP = ("active", "activating", "reloading")
@@ -97,10 +99,18 @@ def resume(call: Context, unit: str, keep: str, user: bool = False, timeout: flo
 
 
 def _do(call: Context, user: bool, action: str, unit: str, timeout: float) -> None:
+    before = vram.held(call, _members(call, unit, user)) if action == "stop" else None
     words = [action] if action == "daemon-reload" else [action, "--", unit]
     done = _systemctl(call, user, words, timeout)
     if done.code != 0:
         raise AgentError("failed", "systemctl %s %s: %s" % (action, unit, ending(done)), unit=unit, action=action)
+    if action == "stop":
+        vram.wait_back(call, before)
+
+
+def _members(call: Context, unit: str, user: bool) -> List[int]:
+    main = show(call, unit, user).get("MainPID", "")
+    return pids.control_group(int(main)) if main.isdigit() and int(main) else []
 
 
 def _systemctl(call: Context, user: bool, words: List[str], timeout: float) -> Done:

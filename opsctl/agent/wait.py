@@ -155,6 +155,7 @@ class Watch:
 
     def __init__(self, alive: Optional[Alive]) -> None:
         self._alive, self._next = alive, 0.0
+        self._restarts: Optional[str] = None
 
     def look(self, call: Context) -> None:
         """Raises AgentError when it has died, with the end of its log."""
@@ -165,16 +166,24 @@ class Watch:
         if "process" in alive and not process.is_alive(alive["process"]):
             raise died("process %s" % alive["process"], process.status(call, alive["process"]).get("log"))
         if "unit" in alive:
-            now = service.show(call, alive["unit"], alive.get("user", False))
-            if not now["up"]:
-                how = "%s (%s)" % (now.get("ActiveState"), now.get("Result"))
-                raise died("unit %s: %s" % (alive["unit"], how), None)
+            self._look_at_unit(service.show(call, alive["unit"], alive.get("user", False)), alive["unit"])
         if "container" in alive and not container.look(call, alive["container"])["running"]:
             raise died("container %s" % alive["container"], None)
         if "pid" in alive:
             seen = pids.look(alive["pid"])
             if seen is None or not seen.alive or seen.start != alive["start"]:
                 raise died("pid %d" % alive["pid"], None)
+
+    def _look_at_unit(self, now: Dict[str, Any], unit: str) -> None:
+        """A unit that systemd starts again and again is never down for long: its restarts are counted."""
+        restarts = now.get("NRestarts", "0")
+        if self._restarts is None:
+            self._restarts = restarts
+        if not now["up"] or now.get("SubState") == "auto-restart":
+            raise died("unit %s: %s (%s)" % (unit, now.get("ActiveState"), now.get("Result")), None)
+        if restarts != self._restarts:
+            text = "unit %s ended and was started again by systemd, %s times so far: a crash loop" % (unit, restarts)
+            raise AgentError("failed", text, died=True, tail=[])
 
 
 def died(what: str, log: Optional[str]) -> AgentError:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from opsctl.agent.process import env_digest
 from opsctl.agent.protocol import Call, Reply
+from opsctl.agent.readiness import STALL_SECONDS
 from opsctl.errors import Conflict, TaskFailed
 from opsctl.modules import sglang_plan as plan_of
 from opsctl.modules.command import seal
@@ -36,7 +37,9 @@ class ServerArgs(ModuleArgs):
         None, description="Link that names the release in service; by default `current` beside the draft model."
     )
     ready_timeout: Seconds = Field(1200.0, description="Time from start to the first token.")
-    stall: Seconds | None = Field(300.0, description="Give up when the log has nothing new for this time.")
+    stall: Seconds | None = Field(
+        STALL_SECONDS, description="Give up when neither the log nor GPU memory has grown for this time."
+    )
     stop_wait: Seconds = Field(180.0, description="Time to finish requests before it is killed.")
     adopt: bool = Field(
         False, description="Take over a server on this port that opsctl did not start; a rollback starts it as it was."
@@ -91,9 +94,10 @@ def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
         asked["container"] = Call("container.look", {"name": server.container})
     elif server.unit is None:
         asked["process"] = Call("process.status", {"name": server.name})
-        asked["listener"] = Call("process.listener", {"port": server.port})
     else:
         asked["service"] = Call("service.show", {"unit": server.unit, "user": server.user_unit})
+    if args.state != "stopped" or "process" in asked:
+        asked["listener"] = Call("process.listener", {"port": server.port})
     if args.state == "stopped":
         return asked
     if server.launch is not None:
@@ -169,9 +173,23 @@ class _Kind:
             args["host"] = self.server.bind
         if "process" not in alive and self.server.log is not None:
             args["log"] = self.server.log
-        if self.args.stall is not None:
-            args["stall"] = self.args.stall
+        args["stall"] = self.args.stall
         return Call("ready.wait", args)
+
+    def demand_port(self) -> None:
+        """Nobody else may listen where the new server will: its answers would be taken for the new one's."""
+        holder = self.known["listener"].result
+        if holder is not None:
+            who = (
+                "another user's process"
+                if holder["pid"] is None
+                else f"pid {holder['pid']}: {one_line(holder['command'], 120)}"
+            )
+            raise Conflict(
+                f"port {self.server.port} is held by a process that is no part of it ({who})",
+                kind="conflict",
+                hint="stop that one, or give the server another port",
+            )
 
 
 class _Process(_Kind):
@@ -258,6 +276,8 @@ class _Unit(_Kind):
         self._unit_files(steps)
         if args.state == "started" and now["up"] and not steps.calls:
             return None
+        if not now["up"]:
+            self.demand_port()
         first = [stop] if now["up"] else []
         reload = ["daemon-reload"] if any(call.args.get("keep") == UNIT for call in steps.calls) else []
         start = Call("service.change", {**where, "actions": [*reload, "start"], **limit, "keep": START})
@@ -308,6 +328,8 @@ class _Container(_Kind):
         self.files(steps, None)
         if args.state == "started" and now["running"] and not steps.calls:
             return None
+        if not now["running"]:
+            self.demand_port()
         start = Call("container.start", {"name": name, "keep": START})
         undo = (Call("container.restore", {**limit, "keep": START}), *steps.undo)
         verb = "restart" if now["running"] else "start"

@@ -44,7 +44,12 @@ class Served:
             "python": sys.executable,
             "model_path": str(top / "model"),
             "log": str(top / "logs" / "sglang.log"),
-            "launch": {"trust-remote-code": True, "speculative-algorithm": "EAGLE3", "speculative-num-steps": 3},
+            "launch": {
+                "trust-remote-code": True,
+                "speculative-algorithm": "EAGLE3",
+                "speculative-num-steps": 3,
+                "mem-fraction-static": 0.9,
+            },
             "env": {"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1"},
         }
         play.site.variables["sglang"] = self.settings  # type: ignore[index]
@@ -100,8 +105,12 @@ def test_a_deploy_and_its_taking_back_leave_the_old_release_answering(served: Se
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        ("oom-while-loading", "while loading weights: torch.OutOfMemoryError: CUDA out of memory"),
-        ("hangs-while-loading", "nothing new in .* for 2 s"),
+        (
+            "oom-while-loading",
+            "while allocating the KV cache: torch.OutOfMemoryError: CUDA out of memory.*"
+            "lower --mem-fraction-static from 0.90 to 0.86",
+        ),
+        ("hangs-while-loading", "stands still while allocating the KV cache: nothing new in .*sglang.log for 2 s"),
     ],
 )
 def test_a_release_that_does_not_start_says_why_and_gives_way_to_the_old_one(

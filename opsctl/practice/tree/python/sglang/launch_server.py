@@ -101,7 +101,7 @@ def _graphs(name, sizes, pause, stop):
     for done, size in enumerate(sizes):
         sys.stderr.write(
             f"\rCapturing batches (bs={size} avail_mem=9.{9 - done} GB): "
-            f"{done * 100 // len(sizes):3d}%|          | {done}/{len(sizes)}"
+            f"{done * 100 // len(sizes):3d}%|          | {done}/{len(sizes)} [00:00<00:00,  9.00it/s]"
         )
         sys.stderr.flush()
         _pause(pause, stop)
