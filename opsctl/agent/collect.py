@@ -75,9 +75,10 @@ def bundle(
 
     def one(part: Dict[str, Any]) -> Dict[str, Any]:
         _be_nice()
-        # Our own calls tell of hosts and runs; what they name `text` or `content` was written by no user.
-        redactor = Redactor(secrets, more=more, hosts=hosts, keep_prompts=keep_prompts or "call" in part)
-        return _part(call, part, redactor, out, root)
+        texts = Redactor(secrets, more=more, hosts=hosts, keep_prompts=keep_prompts)
+        # Our own calls name things `text` and `content` that no user wrote: prompts are looked for inside those only.
+        redactor = Redactor(secrets, more=more, hosts=hosts, keep_prompts=True) if "call" in part else texts
+        return _part(call, part, redactor, texts, out, root)
 
     cpu = time.process_time()
     with ThreadPoolExecutor(max_workers=SIDE_BY_SIDE) as pool:
@@ -87,7 +88,9 @@ def bundle(
     return {"parts": [future.result() for future in futures], "cpu_seconds": round(time.process_time() - cpu, 3)}
 
 
-def _part(call: Context, part: Dict[str, Any], redactor: Redactor, out: _Out, root: str) -> Dict[str, Any]:
+def _part(
+    call: Context, part: Dict[str, Any], redactor: Redactor, texts: Redactor, out: _Out, root: str
+) -> Dict[str, Any]:
     begun = time.monotonic()
     is_log = "logs" in part
     clip = Clip(
@@ -98,7 +101,7 @@ def _part(call: Context, part: Dict[str, Any], redactor: Redactor, out: _Out, ro
     entry: Dict[str, Any] = {"name": part["name"], "source": partsource.named(part), "exit": None, "error": None}
     deadline = begun + part.get("seconds", LOG_SECONDS if is_log else SECONDS)
     try:
-        for data in partsource.read(call, part, entry, deadline, root, redactor):
+        for data in partsource.read(call, part, entry, deadline, root, texts):
             clip.feed(data)
             out.read += len(data)
             if call.cancelled():
@@ -112,7 +115,7 @@ def _part(call: Context, part: Dict[str, Any], redactor: Redactor, out: _Out, ro
     entry.update(
         bytes=clip.total,
         kept=min(kept, clip.total),
-        masked=redactor.masked,
+        masked=redactor.masked + (texts.masked if texts is not redactor else 0),
         truncated=clip.truncated or entry["error"] is not None,
         seconds=round(time.monotonic() - begun, 3),
     )

@@ -20,14 +20,14 @@ _GRACE = 2.0  # seconds for a killed command to go; one in state D stays, and is
 
 
 def read(
-    call: Context, part: Dict[str, Any], entry: Dict[str, Any], deadline: float, root: str, redactor: Redactor
+    call: Context, part: Dict[str, Any], entry: Dict[str, Any], deadline: float, root: str, texts: Redactor
 ) -> Iterator[bytes]:
     """The bytes of a part as they come; what went wrong is noted in `entry`. Raises AgentError, OSError."""
     if "argv" in part:
         yield from _command(call, part["argv"], entry, deadline)
         return
     if "call" in part:
-        yield from _answer(call, part["call"], part.get("args", {}), redactor)
+        yield from _answer(call, part["call"], part.get("args", {}), texts)
         return
     for path, offset in _files(part, root):
         for data in blocks(path, offset, block=PIECE, once=True):
@@ -56,13 +56,13 @@ def _files(part: Dict[str, Any], root: str) -> Iterator[Any]:
         yield path, logfiles.offset_of(path, since) if os.path.isfile(path) else 0
 
 
-def _answer(call: Context, name: str, args: Dict[str, Any], redactor: Redactor) -> Iterator[bytes]:
+def _answer(call: Context, name: str, args: Dict[str, Any], texts: Redactor) -> Iterator[bytes]:
     """What another call of the agent gives, as JSON with an element a line, so that names stay beside their values.
 
     Texts inside are redacted line by line before they become one JSON line.
     """
     inner = _Inner(call)
-    for line in _rows(_clean(calls.invoke(name, args, inner).result, redactor)):
+    for line in _rows(_clean(calls.invoke(name, args, inner).result, texts)):
         yield line.encode("utf-8", "surrogateescape")
 
 
@@ -84,7 +84,7 @@ class _Inner(Context):
 
 def _clean(value: Any, redactor: Redactor) -> Any:
     if isinstance(value, str):
-        return redactor.text(value) if "\n" in value else value
+        return redactor.text(value)
     if isinstance(value, list):
         return [_clean(element, redactor) for element in value]
     if isinstance(value, dict):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,18 @@ def secrets_in(value: Any) -> Iterator[Secret]:
             yield from secrets_in(element)
     elif hasattr(value, "model_dump"):
         yield from secrets_in(vars(value))
+
+
+def learn(hosts: Iterable[InventoryHost]) -> None:
+    """Look up the secrets of all hosts, so that they are masked here wherever they turn up; nobody else is told them.
+
+    Those that a command would have to be run for are left until they are needed.
+    """
+    for host in hosts:
+        for secret in secrets_in(vars(host.settings)):
+            if not getattr(secret, "described", "").startswith("!cmd"):
+                with contextlib.suppress(UsageError):  # told where it is needed
+                    secret.reveal()
 
 
 class Place:
