@@ -1,0 +1,264 @@
+"""Draft models staged on a host behind a real sshd: what appears there, what travels, and what is left by failures."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl import modules
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, UsageError
+from opsctl.modules.contract import Change, Module
+from opsctl.remote import journal
+from opsctl.remote.host import RemoteHost
+from tests.drafter.build import Raw, write_safetensors
+from tests.modules.conftest import site
+from tests.proxy import Proxy
+from tests.sshd import Sshd
+
+MIB = 1 << 20
+MakeHost = Callable[..., RemoteHost]
+
+
+class Staging:
+    """The module against a host, journaled as the engine does it."""
+
+    def __init__(self, host: RemoteHost, top: Path) -> None:
+        self.host, self.top, self.module = host, top, modules.get("drafter_stage")
+        self.runs = 0
+
+    def plan(self, **args: Any) -> tuple[Any, list[Reply], Change | None]:
+        assert isinstance(self.module, Module)
+        parsed = self.module.args.model_validate({"name": "draft", **args})
+        at = site({"sglang": {"weights_root": str(self.top)}}, project=Path("/"))
+        seen = self.host.batch(self.module.observe(parsed, at))
+        return parsed, seen, self.module.plan(parsed, seen, at)
+
+    def run(self, during: Callable[[str], None] = lambda text: None, **args: Any) -> dict[str, Any]:
+        assert isinstance(self.module, Module)
+        parsed, seen, change = self.plan(**args)
+        if change is None:
+            return {"changed": False, **self.module.result(parsed, seen, None)}
+        assert change.transfer is not None
+        change.transfer(self.host, lambda text, fraction: during(text))
+        self.runs += 1
+        self.host.call(Call("journal.begin", {"run": f"r{self.runs}", "meta": {}}))
+        step = journal.apply(f"r{self.runs}", 0, "stage", change.calls, change.undo, change.settle)
+        done = journal.replies(self.host.call(step))
+        return {"changed": True, **change.values, **self.module.result(parsed, seen, done)}
+
+    def rollback(self) -> dict[str, Any]:
+        return dict(self.host.call(Call("journal.rollback", {"run": f"r{self.runs}", "why": "test"})).result)
+
+    @property
+    def releases(self) -> list[str]:
+        folder = self.top / "releases" / "draft"
+        return sorted(e for e in os.listdir(folder) if not e.startswith(".")) if folder.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "controller"))
+
+
+@pytest.fixture
+def staging(host: RemoteHost, tmp_path: Path) -> Staging:
+    return Staging(host, tmp_path / "weights")
+
+
+def drafter(folder: Path, **seeds: int) -> Path:
+    """Three tensors of 3, 9 and 2 MiB; a seed each decides their content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = {"embed_tokens.weight": 9 * MIB, "fc.weight": 3 * MIB, "lm_head.weight": 2 * MIB}
+    tensors = {
+        name: Raw("U8", [size], random.Random(f"{name} {seeds.get(name.partition('.')[0], 0)}").randbytes(size))
+        for name, size in sizes.items()
+    }
+    write_safetensors(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text('{"hidden_size": 48}')
+    (folder / ".gitattributes").write_text("*.safetensors filter=lfs")
+    return folder
+
+
+def contents(folder: str | Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in Path(folder).iterdir()
+        if not path.name.startswith(".")
+    }
+
+
+def test_a_release_holds_the_same_bytes_and_is_readable_by_others(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    result = staging.run(path=str(source))
+    assert result["changed"]
+    assert Path(result["release"]).parent == tmp_path / "weights/releases/draft"
+    assert contents(result["release"]) == contents(source)
+    assert {oct(p.stat().st_mode & 0o777) for p in Path(result["release"]).iterdir()} == {"0o644"}
+    assert result["sent"] == result["size"] == sum((source / name).stat().st_size for name in contents(source))
+
+
+def test_what_is_there_is_neither_read_nor_sent_again(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    first = staging.run(path=str(source))
+    again = staging.run(path=str(source))
+    assert not again["changed"]
+    assert again["release"] == first["release"]
+    assert again["sent"] == 0
+
+
+def test_check_mode_tells_what_would_travel(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    _, _, change = staging.plan(path=str(source))
+    assert change is not None
+    assert change.values["sent"] == change.values["size"]
+    assert staging.releases == []
+
+
+def test_only_tensors_that_changed_travel(staging: Staging, tmp_path: Path) -> None:
+    staging.run(path=str(drafter(tmp_path / "one")))
+    tuned = drafter(tmp_path / "two", fc=1)
+    result = staging.run(path=str(tuned))
+    assert contents(result["release"]) == contents(tuned)
+    # One tensor of 3 MiB, with its neighbours in one chunk, of 14 MiB.
+    assert 3 * MIB <= result["sent"] <= 6 * MIB
+    assert result["kept"] >= 8 * MIB
+
+
+def test_whole_files_are_shared_between_releases(staging: Staging, tmp_path: Path) -> None:
+    one = staging.run(path=str(drafter(tmp_path / "one")))
+    other = drafter(tmp_path / "two")
+    (other / "config.json").write_text('{"hidden_size": 64}')
+    two = staging.run(path=str(other))
+    assert two["sent"] == len('{"hidden_size": 64}')
+    inodes = {os.stat(f"{result['release']}/model.safetensors").st_ino for result in (one, two)}
+    assert len(inodes) == 1
+
+
+def test_a_changed_release_is_not_trusted_and_is_staged_again(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    release = staging.run(path=str(source))["release"]
+    with open(f"{release}/model.safetensors", "r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"overwritten")
+    assert staging.run(path=str(source))["changed"]
+    assert contents(release) == contents(source)
+
+
+def test_a_changed_release_in_service_is_left_alone(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    release = staging.run(path=str(source))["release"]
+    os.symlink(os.path.basename(release), os.path.join(os.path.dirname(release), "current"))
+    Path(release, "extra.safetensors").write_bytes(b"x")
+    with pytest.raises(Conflict, match="in service"):
+        staging.run(path=str(source))
+    assert Path(release, "extra.safetensors").exists()
+
+
+def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
+    make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, tmp_path: Path
+) -> None:
+    source = drafter(tmp_path / "source")
+    (source / "more.bin").write_bytes(random.Random(1).randbytes(96 * MIB))
+    proxy = slow_link(0.0)
+    lossy = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), tmp_path / "weights")
+
+    def cut(text: str) -> None:
+        if " MiB of " in text and float(text.split()[0]) >= 60:
+            proxy.cut()
+
+    with pytest.raises(OpsctlError):
+        lossy.run(cut, path=str(source))
+    assert lossy.releases == []
+    told: list[str] = []
+    staging = Staging(make_host(), tmp_path / "weights")
+    result = staging.run(told.append, path=str(source))
+    assert contents(result["release"]) == contents(source)
+    left = float(next(text for text in told if " of " in text).split()[3])
+    assert left <= 80  # of 110 MiB, of which 60 had arrived; what was cut in the middle of a chunk travels again
+
+
+def test_bytes_that_went_bad_on_the_way_are_found_and_sent_again(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+
+    def spoil(text: str) -> None:
+        for partial in (tmp_path / "weights/releases/draft").glob(".partial-*/config.json"):
+            partial.write_text('{"hidden_size": 00}')
+
+    with pytest.raises(RemoteError, match=r"config\.json is not what was sent"):
+        staging.run(spoil, path=str(source))
+    assert staging.releases == []
+    assert contents(staging.run(path=str(source))["release"]) == contents(source)
+
+
+def test_a_source_that_changes_meanwhile_is_an_error_and_not_a_release(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+
+    def change(text: str) -> None:
+        (source / "config.json").write_text('{"hidden_size": 96}')
+
+    with pytest.raises(UsageError, match=r"config\.json was changed while it was being staged"):
+        staging.run(change, path=str(source))
+    assert staging.releases == []
+
+
+def test_undo_removes_the_release_it_made_and_no_other(staging: Staging, tmp_path: Path) -> None:
+    first = staging.run(path=str(drafter(tmp_path / "one")))
+    staging.run(path=str(drafter(tmp_path / "two", fc=1)))
+    assert staging.rollback()["outcome"] == "rolled-back"
+    assert staging.releases == [os.path.basename(first["release"])]
+    assert contents(first["release"]) == contents(tmp_path / "one")
+
+
+def test_undo_leaves_a_release_that_serves(staging: Staging, tmp_path: Path) -> None:
+    release = staging.run(path=str(drafter(tmp_path / "one")))["release"]
+    os.symlink(release, tmp_path / "weights/releases/current")
+    assert staging.rollback()["outcome"] == "rolled-back-partly"
+    assert Path(release, "model.safetensors").exists()
+
+
+def test_old_releases_go_but_never_one_in_service(staging: Staging, tmp_path: Path) -> None:
+    made = []
+    for seed in range(4):
+        made.append(os.path.basename(staging.run(path=str(drafter(tmp_path / str(seed), fc=seed)), keep=1)["release"]))
+        os.utime(tmp_path / "weights/releases/draft" / made[-1], (seed, seed))
+        if seed == 0:
+            os.symlink(made[0], tmp_path / "weights/releases/draft/current")
+    assert staging.releases == sorted([made[0], "current", made[2], made[3]])
+
+
+def test_a_folder_of_the_host_becomes_a_release_without_a_byte_over_the_wire(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "there")
+    result = staging.run(host_path=str(source))
+    assert result["sent"] == 0
+    assert contents(result["release"]) == contents(source)
+    (source / "config.json").write_text("{}")  # the release must not share files that others may write
+    assert contents(result["release"]) != contents(source)
+    assert staging.run(path=str(drafter(tmp_path / "here")))["release"] == result["release"]
+
+
+def test_a_full_disk_is_told_before_anything_is_sent(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    assert isinstance(staging.module, Module)
+    parsed, seen, _ = staging.plan(path=str(source))
+    full = Reply({**seen[0].result, "free": 10 * MIB})
+    with pytest.raises(TaskFailed, match=r"14\.0 MiB are needed, 10\.0 MiB are free"):
+        staging.module.plan(parsed, [full], site({"sglang": {"weights_root": "/w"}}, project=Path("/")))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("empty", "nothing in the folder"), ("link", "leaves the folder"), ("missing", "no such folder")],
+)
+def test_folders_that_cannot_be_staged(staging: Staging, tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "model.safetensors").symlink_to("/etc/hostname")
+    with pytest.raises(UsageError, match=told if name != "missing" else "there is no"):
+        staging.run(path=str(tmp_path / name))
