@@ -102,13 +102,17 @@ def _masked(argv: List[str]) -> List[str]:
 def _package(pid: int) -> Optional[str]:
     """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order."""
     argv = _words(pid, "cmdline")
-    cwd = _link(pid, "cwd") or "/"
     environment = {
         k: v for k, v in (_environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
     }
+    return located(_python(pid, argv), _link(pid, "cwd") or "/", environment)
+
+
+def located(python: str, cwd: str, environment: Dict[str, str]) -> Optional[str]:
+    """Folder of the `sglang` package that an interpreter imports, found by asking it; None where it does not say."""
     try:
         done = subprocess.run(
-            [_python(pid, argv), "-c", _LOCATE],
+            [os.path.expanduser(python), "-c", _LOCATE],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -132,9 +136,11 @@ def _newest(package: str) -> Any:
                 continue
             path = os.path.join(folder, name)
             try:
-                changed = os.stat(path).st_mtime
+                info = os.stat(path)
             except OSError:  # a broken link, or gone meanwhile
                 continue
+            # A file that is put back in one step may keep its old time; when it was put there, the inode tells.
+            changed = max(info.st_mtime, info.st_ctime)
             if changed > newest:
                 newest, newest_file = changed, os.path.relpath(path, package)
             seen += 1

@@ -1,8 +1,7 @@
-"""Reading and changing an SGLang source tree where it lies.
+"""Reading an SGLang source tree where it lies, and proving with its own interpreter what is to be changed.
 
 `gather` brings all that the controller needs to judge a tree in one answer: the files asked for, those that define the
-classes asked for together with the model files their bases and inner models come from, and what git says. `write` is
-compare-and-set.
+classes asked for together with the model files their bases and inner models come from, and what git says.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import zlib
-from contextlib import suppress
-from typing import Any, Dict, Iterable, List, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
@@ -28,7 +25,7 @@ MODELS = "srt/models"
 _DEPTH = 6
 
 # Reading a tree must not run what its git configuration names.
-_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false")
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false")
 
 
 def gather(
@@ -107,39 +104,6 @@ def grep(
     return {"matches": matches, "more": False}
 
 
-def write(call: Context, root: str, edits: List[Dict[str, Any]]) -> Dict[str, Any]:
-    """Replace files if every one of them is still as it was read; all or none.
-
-    edits: [{path (relative to root), before (sha256), size}], the new contents one after the other in the body.
-    Mode and owner are kept; a symlink stays one and what it points at is replaced.
-    """
-    root = os.path.realpath(root)
-    planned, offset = [], 0
-    for edit in edits:
-        new = call.body[offset : offset + edit["size"]]
-        offset += edit["size"]
-        target = os.path.realpath(os.path.join(root, edit["path"]))
-        if os.path.commonpath([root, target]) != root:
-            raise AgentError("invalid", "%s leads out of the tree, to %s" % (edit["path"], target), path=edit["path"])
-        old = _read(target)
-        if hashlib.sha256(old).hexdigest() != edit["before"]:
-            raise AgentError("conflict", "%s has changed since it was read" % edit["path"], path=edit["path"])
-        planned.append((target, old, new))
-    if offset != len(call.body):
-        raise AgentError("invalid", "the body has %d bytes, the edits name %d" % (len(call.body), offset))
-    done: List[Tuple[str, bytes]] = []
-    try:
-        for target, old, new in planned:
-            with told("write", target):
-                _replace(target, new)
-            done.append((target, old))
-    except AgentError:
-        for target, old in reversed(done):
-            _replace(target, old)
-        raise
-    return {"written": [edit["path"] for edit in edits]}
-
-
 def compile_files(call: Context, root: str, files: List[str], python: str = "") -> Dict[str, Any]:
     """Compile `files` with the interpreter `python`, writing nothing: {failed: [{path, message}], version}."""
     script = (
@@ -150,7 +114,9 @@ def compile_files(call: Context, root: str, files: List[str], python: str = "") 
         "print(json.dumps({'failed': failed, 'version': sys.version.split()[0]}))"
     )
     paths = [os.path.join(root, f) for f in files]
-    result = json.loads(_run([python or sys.executable, "-I", "-c", script, *paths], timeout=120).stdout)
+    result = json.loads(
+        run([os.path.expanduser(python) or sys.executable, "-I", "-c", script, *paths], timeout=120).stdout
+    )
     for failure in result["failed"]:
         failure["path"] = os.path.relpath(failure["path"], root)
     return dict(result)
@@ -158,45 +124,13 @@ def compile_files(call: Context, root: str, files: List[str], python: str = "") 
 
 def prove(call: Context, script: str, python: str = "") -> Any:
     """Run a proof script with the interpreter `python`, the body on its input. Gives the JSON value it prints."""
-    done = _run([python or sys.executable, "-I", "-c", script], timeout=120, stdin=call.body, check=False)
+    done = run(
+        [os.path.expanduser(python) or sys.executable, "-I", "-c", script], timeout=120, stdin=call.body, check=False
+    )
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise AgentError("failed", "the proof did not run: %s" % (lines[-1] if lines else done.returncode))
     return json.loads(done.stdout)
-
-
-def apply_diff(call: Context, root: str, check: bool = False, reverse: bool = False) -> Dict[str, Any]:
-    """Apply the unified diff in the body as `git apply --3way` does; where the tree is no git checkout, without --3way.
-
-    Result: {applies, already, message}. `already`: the reverse applies, so the change is there. All or nothing.
-    """
-    tracked = _run([*_GIT, "-C", root, "rev-parse", "--is-inside-work-tree"], check=False).returncode == 0
-    base = [*_GIT, "-C", root, "apply", "--whitespace=nowarn"]
-
-    def attempt(*options: str) -> "subprocess.CompletedProcess[bytes]":
-        return _run([*base, *options, "-"], stdin=call.body, check=False)
-
-    backwards, forwards = ((), ("--reverse",)) if reverse else (("--reverse",), ())
-    if attempt("--check", *backwards).returncode == 0:
-        return {"applies": True, "already": True, "message": ""}
-    # The three-way merge goes through git's index; it is for diffs that do not apply without it.
-    dry = attempt("--check", *forwards)
-    three_way = ("--3way",) if tracked and dry.returncode else ()
-    if three_way:
-        dry = attempt("--check", *three_way, *forwards)
-    message = dry.stderr.decode("utf-8", "replace").strip()
-    if dry.returncode or check or "with conflicts" in message:
-        return {
-            "applies": dry.returncode == 0 and "with conflicts" not in message,
-            "already": False,
-            "message": message,
-        }
-    done = attempt(*three_way, *forwards)
-    return {
-        "applies": done.returncode == 0,
-        "already": False,
-        "message": done.stderr.decode("utf-8", "replace").strip(),
-    }
 
 
 def _package(root: str) -> Tuple[str, str]:
@@ -213,24 +147,6 @@ def _package(root: str) -> Tuple[str, str]:
 def _read(path: str) -> bytes:
     with told("read", path), open(path, "rb") as file:
         return file.read()
-
-
-def _replace(path: str, data: bytes) -> None:
-    status = os.stat(path)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".opsctl-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), status.st_mode & 0o7777)
-            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-                with suppress(PermissionError):  # only root can give a file away; mode and contents are kept
-                    os.fchown(file.fileno(), status.st_uid, status.st_gid)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _walk(root: str, prefix: str, globs: Iterable[str]) -> Iterable[str]:
@@ -318,11 +234,11 @@ def _imports(path: str, text: bytes, models: Dict[str, bytes]) -> Dict[bytes, st
 def _git_state(root: str, prefix: str) -> Dict[str, Any]:
     """{commit, dirty}: the tree's commit and changed files, {None, []} where the tree is not what git tracks."""
     nothing: Dict[str, Any] = {"commit": None, "dirty": []}
-    tracked = _run([*_GIT, "-C", root, "ls-files", "--", os.path.join(prefix, "srt", "models")], check=False)
+    tracked = run([*GIT, "-C", root, "ls-files", "--", os.path.join(prefix, "srt", "models")], check=False)
     if tracked.returncode or not tracked.stdout:
         return nothing
-    head = _run([*_GIT, "-C", root, "rev-parse", "--verify", "HEAD^{commit}"], check=False)
-    status = _run([*_GIT, "-C", root, "status", "--porcelain=v1", "-z", "--no-renames", "--", "."], check=False)
+    head = run([*GIT, "-C", root, "rev-parse", "--verify", "HEAD^{commit}"], check=False)
+    status = run([*GIT, "-C", root, "status", "--porcelain=v1", "-z", "--no-renames", "--", "."], check=False)
     if status.returncode:
         return nothing
     entries = [e.decode("utf-8", "surrogateescape") for e in status.stdout.split(b"\0") if e]
@@ -335,18 +251,24 @@ def _git_state(root: str, prefix: str) -> Dict[str, Any]:
 def _committed(root: str, prefix: str, paths: Iterable[str]) -> List[Tuple[str, bytes, bool]]:
     found = []
     for path in sorted(paths):
-        shown = _run([*_GIT, "-C", root, "show", "HEAD:./" + path], check=False)
+        shown = run([*GIT, "-C", root, "show", "HEAD:./" + path], check=False)
         if shown.returncode == 0:
             found.append((os.path.relpath(path, prefix or "."), shown.stdout, True))
     return found
 
 
-def _run(
-    argv: List[str], timeout: float = 30, stdin: bytes = b"", check: bool = True
+def run(
+    argv: List[str],
+    timeout: float = 30,
+    stdin: bytes = b"",
+    check: bool = True,
+    env: Optional[Dict[str, str]] = None,
 ) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program, without what a calling git left in the environment. Raises AgentError failed | timeout."""
     environment = dict(os.environ, GIT_OPTIONAL_LOCKS="0", LC_ALL="C", GIT_TERMINAL_PROMPT="0")
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         environment.pop(name, None)
+    environment.update(env or {})
     try:
         done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, env=environment)
     except FileNotFoundError:
@@ -363,8 +285,6 @@ def _run(
 CALLS = {
     "gather": gather,
     "grep": grep,
-    "write": write,
     "compile": compile_files,
     "prove": prove,
-    "apply_diff": apply_diff,
 }

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
+from opsctl.cli.playing import (
+    CheckOption,
+    DiffOption,
+    ExitCodeOption,
+    HtmlOption,
+    JunitOption,
+    LockWaitOption,
+    OutputOption,
+    Showing,
+    SummaryOption,
+    VerboseOption,
+    YesOption,
+    play,
+)
+from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.cli.patch_hosts import Wanted
+    from opsctl.sglang.patchset import Report
 
 app = typer.Typer(no_args_is_help=True)
 
+_OWN = typer.Option("--own", metavar="FOLDER", help="Also the project's patches in this folder.")
 _JSON = typer.Option("--json", help="One JSON object on standard output.")
 _MARKS = {"upstream": "·", "applied": "✓", "needed": "→", "conflict": "✗", "not-applicable": "-"}
 
@@ -23,9 +44,7 @@ def check(
         str | None, typer.Option("--for-target", metavar="CLASS", help="Only what this target model class needs.")
     ] = None,
     patches: Annotated[list[str] | None, typer.Option("--patch", help="Only this patch; may be repeated.")] = None,
-    own: Annotated[
-        Path | None, typer.Option("--own", metavar="FOLDER", help="Also the project's patches in this folder.")
-    ] = None,
+    own: Annotated[Path | None, _OWN] = None,
     as_json: Annotated[bool, _JSON] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change, as a unified diff.")] = False,
 ) -> int:
@@ -34,17 +53,15 @@ def check(
     Exit code 0: nothing is needed, 3: a patch is needed, 8: a patch is in conflict with the tree.
     """
     from opsctl import patchfiles
-    from opsctl.agent.protocol import Call
-    from opsctl.sglang import patchset
+    from opsctl.sglang import patching, patchset
     from opsctl.sglang.tree import here, load
 
     extra = patchfiles.read(own) if own else patchfiles.Own()
     chosen = (*patchset.select(patches or (), target=for_target), *extra.states)
     found = load(here, str(tree), patchset.classes(chosen), patchset.files(chosen))
-    plan = patchset.plan(found, chosen)
-    answers = [here(Call("source.apply_diff", {"root": found.root, "check": True}, d.text)).result for d in extra.diffs]
-    judged = (patchset.judged_diff(d.name, answer) for d, answer in zip(extra.diffs, answers, strict=True))
-    report = patchset.Report(found, (*plan.report.entries, *judged))
+    tried = here(patching.trying(found.root, [d.text for d in extra.diffs]))
+    plan = patching.plan(found, chosen, *patching.tried([d.name for d in extra.diffs], tried))
+    report = plan.report
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
         return report.exit_code
@@ -53,6 +70,124 @@ def check(
         typer.echo()
         typer.echo(printable(plan.diff()), nl=False)
     return report.exit_code
+
+
+@app.command()
+def sglang(
+    patches: Annotated[list[str] | None, typer.Argument(metavar="[PATCH]...", help="Default: all that apply.")] = None,
+    inventory: InventoryOption = None,
+    host: HostOption = None,
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="FOLDER", help="The tree on the host (default: its checkout).")
+    ] = None,
+    own: Annotated[Path | None, _OWN] = None,
+    for_target: Annotated[
+        str | None, typer.Option("--for-target", metavar="CLASS", help="The target model's class (default: found out).")
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="Tell how the tree stands, and change nothing.")] = False,
+    revert: Annotated[bool, typer.Option("--revert", help="Take patches back, byte for byte.")] = False,
+    commit: Annotated[str | None, typer.Option("--commit", help="Pin the checkout to this commit first.")] = None,
+    repo: Annotated[
+        str | None, typer.Option("--repo", help="Where to fetch the commit from (default: origin).")
+    ] = None,
+    keep_local_changes: Annotated[
+        Literal["refuse", "save"], typer.Option("--keep-local-changes", help="save: --revert brings them back.")
+    ] = "refuse",
+    restart: Annotated[bool, typer.Option("--restart", help="Restart the server when its source has changed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --status: one JSON object on standard output.")] = False,
+    check: CheckOption = False,
+    exit_code: ExitCodeOption = False,
+    diff: DiffOption = None,
+    yes: YesOption = False,
+    lock_wait: LockWaitOption = "0s",
+    output: OutputOption = "human",
+    junit: JunitOption = None,
+    summary: SummaryOption = None,
+    html: HtmlOption = None,
+    verbose: VerboseOption = False,
+) -> int:
+    """Bring the SGLang source of hosts to the state EAGLE-3 needs, prove it, or take that back.
+
+    Examples:
+
+      opsctl patch sglang --status
+
+      opsctl patch sglang --check --diff
+
+      opsctl patch sglang --revert eagle3-fc-guard
+    """
+    from opsctl import patchfiles
+    from opsctl.cli.patch_hosts import PLAYBOOK, Wanted, demand_known, undo_runs
+    from opsctl.engine.options import Given, Options
+    from opsctl.quantities import seconds
+
+    _demand_one_thing(status=status, revert=revert, as_json=as_json, commit=commit)
+    try:
+        wait = seconds(lock_wait)
+    except ValueError as error:
+        raise UsageError(f"--lock-wait: {error}") from None
+    mine = patchfiles.read(own) if own else patchfiles.Own()
+    demand_known(patches or (), mine)
+    wanted = Wanted(tuple(patches or ()), tree, for_target, mine)
+    if status:
+        return _tell_status(inventory, host, wanted, as_json=as_json, diff=bool(diff))
+    given = {
+        "patches": Given(patches or None),
+        "checkout": Given(tree),
+        "own": Given(str(own.absolute()) if own else None),
+        "target": Given(for_target),
+        "commit": Given(commit),
+        "repo": Given(repo),
+        "keep_local_changes": Given(keep_local_changes),
+        "state": Given("reverted" if revert else "applied"),
+        "restart": Given(restart),
+    }
+    options = Options(
+        playbook=PLAYBOOK,
+        inventory=inventory,
+        limit=host,
+        given={key: value for key, value in given.items() if value.value is not None},
+        check=check,
+        exit_code=exit_code,
+        yes=yes,
+        lock_wait=wait,
+    )
+    if revert and not patches:
+        undone = undo_runs(chosen(inventory, host), tree, check=check, err=output != "human")
+        if undone is not Exit.DONE:
+            return undone
+    return play(options, Showing(output, diff, verbose, junit, summary, html))
+
+
+def _demand_one_thing(*, status: bool, revert: bool, as_json: bool, commit: str | None) -> None:
+    if status and revert:
+        raise UsageError("--status and --revert are two things", hint="--revert --check says what would be taken back")
+    if commit and (status or revert):
+        raise UsageError("--commit goes with applying patches")
+    if as_json and not status:
+        raise UsageError("--json goes with --status", hint="-o jsonl tells a run as JSON lines")
+
+
+def _tell_status(inventory: str | None, host: str | None, wanted: Wanted, *, as_json: bool, diff: bool) -> Exit:
+    from opsctl.cli.patch_hosts import lines
+    from opsctl.cli.patch_hosts import status as look
+
+    done = on_each(chosen(inventory, host), lambda remote, one: look(remote, one, wanted))
+    found = [d.value for d in done if d.value is not None]
+    failed = tell_errors(done)
+    if as_json and found:
+        told = [one.to_json() for one in found]
+        typer.echo(json.dumps(told[0] if len(done) == 1 else {"hosts": told}, indent=2))
+    for one in () if as_json else found:
+        typer.secho(printable(one.host), bold=True)
+        _tell(one.report)
+        for line in lines(one):
+            typer.echo(printable(line))
+        if diff and one.diff:
+            typer.echo(printable(one.diff), nl=False)
+    if failed is not Exit.DONE:
+        return failed
+    return max((one.report.exit_code for one in found), default=Exit.DONE)
 
 
 @app.command("list")
@@ -88,10 +223,7 @@ def show(
         typer.echo(f"  {key.replace('_', ' '):13} {text}")
 
 
-def _tell(report: object) -> None:
-    from opsctl.sglang.patchset import Report
-
-    assert isinstance(report, Report)
+def _tell(report: Report) -> None:
     commit = f", commit {report.tree.commit}" if report.tree.commit else ", no git checkout"
     version = str(report.tree.version) or "unknown"
     typer.echo(printable(f"{report.tree.root}: SGLang {version}{commit}"))

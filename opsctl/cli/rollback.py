@@ -13,7 +13,6 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.engine.journal import PastRun, Report
-    from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
 
 app = typer.Typer()
@@ -44,7 +43,7 @@ def rollback(
     if not yes and not ask(f"Undo {'this run' if len(found) == 1 else 'these runs'}?"):
         return Exit.INTERRUPTED
     targets = [h for h in hosts if h.name in found]
-    done = on_each(targets, lambda remote, one: _undo(remote, one, found[one.name]))
+    done = on_each(targets, lambda remote, one: undo_run(remote, found[one.name]))
     codes = [_tell(one) for one in done] + [tell_errors(done)]
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
 
@@ -67,7 +66,8 @@ def _find(remote: RemoteHost, run: str | None) -> PastRun | None:
     return next((past for past in runs if past.run == run), None)
 
 
-def _undo(remote: RemoteHost, host: InventoryHost, past: PastRun) -> Report:
+def undo_run(remote: RemoteHost, past: PastRun) -> Report:
+    """Undo one run on a host, under the host's lock. Raises Locked, RemoteError."""
     from opsctl.agent.protocol import Call
     from opsctl.engine import journal
     from opsctl.engine.run import holder
@@ -79,14 +79,16 @@ def _undo(remote: RemoteHost, host: InventoryHost, past: PastRun) -> Report:
 
 
 def _tell(done: Done[Report]) -> Exit:
-    if done.value is None:
-        return Exit.DONE  # its error is told with the others
+    # An error is told with the others.
+    return Exit.DONE if done.value is None else tell_report(done.host.name, done.value)
+
+
+def tell_report(host: str, report: Report, *, err: bool = False) -> Exit:
+    """Say what was undone on a host, and what was not."""
     from opsctl.report.plain import UNDO_WORDS
 
-    for step in done.value.steps:
+    for step in report.steps:
         why = f": {step.message}" if step.message else ""
-        typer.echo(printable(f"{done.host.name}: {UNDO_WORDS.get(step.status, step.status)}: {step.task}{why}"))
-    typer.echo(
-        printable(f"{done.host.name}: {'everything is undone' if done.value.whole else 'NOT everything is undone'}")
-    )
-    return Exit.DONE if done.value.whole else Exit.ROLLBACK_FAILED
+        typer.echo(printable(f"{host}: {UNDO_WORDS.get(step.status, step.status)}: {step.task}{why}"), err=err)
+    typer.echo(printable(f"{host}: {'everything is undone' if report.whole else 'NOT everything is undone'}"), err=err)
+    return Exit.DONE if report.whole else Exit.ROLLBACK_FAILED

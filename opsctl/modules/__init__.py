@@ -29,6 +29,7 @@ MODULES: dict[str, str] = {
     "process": "process:Process",
     "raw": "raw:Raw",
     "service": "service:Service",
+    "sglang_patch": "sglang_patch:SglangPatch",
     "sglang_server": "sglang_server:SglangServer",
     "shell": "command:Shell",
     "template": "template:Template",

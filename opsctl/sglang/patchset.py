@@ -6,13 +6,11 @@ Everything here is pure: a tree goes in, findings and file edits come out.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import Exit, UsageError
 from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
 from opsctl.sglang.patches.base import Settled
@@ -71,21 +69,20 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:
-    """A file before and after, `path` relative to the tree's root."""
+    """A file before and after, None where it is absent; `path` relative to the tree's root, `mode` of a new file."""
 
     path: str
-    before: bytes
-    after: bytes
-
-    @property
-    def before_sha256(self) -> str:
-        return hashlib.sha256(self.before).hexdigest()
+    before: bytes | None
+    after: bytes | None
+    mode: int | None = None
 
     def diff(self) -> str:
         """The change as a unified diff that `git apply` takes."""
-        old = self.before.decode("utf-8", "replace").splitlines(keepends=True)
-        new = self.after.decode("utf-8", "replace").splitlines(keepends=True)
-        lines = difflib.unified_diff(old, new, f"a/{self.path}", f"b/{self.path}")
+        old = (self.before or b"").decode("utf-8", "replace").splitlines(keepends=True)
+        new = (self.after or b"").decode("utf-8", "replace").splitlines(keepends=True)
+        before = "/dev/null" if self.before is None else f"a/{self.path}"
+        after = "/dev/null" if self.after is None else f"b/{self.path}"
+        lines = difflib.unified_diff(old, new, before, after)
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
@@ -115,24 +112,8 @@ def select(names: Sequence[str] = (), *, target: str | None = None) -> tuple[Pat
     return (KIMI_K25 if target == KIMI_K25.class_name else eagle3_capture(target), *about)
 
 
-def writing(tree: SourceTree, edits: Sequence[FileEdit]) -> Call:
-    """The call that makes the edits on the host, if every file is still as it was read; all or none."""
-    described = [{"path": e.path, "before": e.before_sha256, "size": len(e.after)} for e in edits]
-    return Call("source.write", {"root": tree.root, "edits": described}, b"".join(e.after for e in edits))
-
-
-def compiling(tree: SourceTree, edits: Sequence[FileEdit], python: str = "") -> Call:
-    """The call that compiles the edited files with the interpreter `python`; `failed` in its answer must be empty."""
-    return Call("source.compile", {"root": tree.root, "files": [e.path for e in edits], "python": python})
-
-
-def reversed_edits(edits: Iterable[FileEdit]) -> tuple[FileEdit, ...]:
-    """The edits that put everything back, byte for byte."""
-    return tuple(FileEdit(e.path, e.after, e.before) for e in edits)
-
-
 def judged_diff(name: str, answer: Mapping[str, Any]) -> Entry:
-    """A unified diff on a tree, from what `source.apply_diff` said in check mode."""
+    """A unified diff on a tree, from what `diffing.attempt` said of it."""
     if answer["already"]:
         return Entry(name, Status.APPLIED, None, None, "the tree has what the diff adds, and not what it removes")
     message = " ".join(str(answer["message"]).split())

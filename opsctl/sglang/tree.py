@@ -149,11 +149,9 @@ def unknown_class(tree: SourceTree, name: str) -> UsageError:
 
 def here(call: Call) -> Reply:
     """Read a tree on this machine: the agent's functions called in this process."""
-    from opsctl.agent import source
+    from opsctl.agent import calls
     from opsctl.agent.protocol import Context
 
     context = Context()
     context.body = call.body
-    calls: Mapping[str, Any] = source.CALLS
-    answer = calls[call.name.removeprefix("source.")](context, **call.args)
-    return answer if isinstance(answer, Reply) else Reply(answer)
+    return calls.invoke(call.name, call.args, context)

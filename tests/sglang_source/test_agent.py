@@ -90,9 +90,3 @@ def test_damaged_and_oversized_answers_are_refused(release: MakeTree) -> None:
     bomb = {**answer.result, "files": [{"path": "a.py", "size": 1 << 40, "sha256": "", "head": False}]}
     with pytest.raises(RemoteError, match="more than"):
         received(Reply(bomb, zlib.compress(bytes(1 << 20))))
-
-
-def test_edits_must_name_every_byte_of_the_body(release: MakeTree) -> None:
-    root = release("0.5.9")
-    with pytest.raises(AgentError, match="the body has 3 bytes"):
-        here(Call("source.write", {"root": str(root), "edits": []}, b"abc"))

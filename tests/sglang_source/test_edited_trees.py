@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.calls import invoke
+from opsctl.agent.protocol import AgentError, Context
 from opsctl.errors import Exit
-from opsctl.sglang import patchset
+from opsctl.sglang import patching, patchset
 from opsctl.sglang.patchset import FileEdit, Plan, Report
 from opsctl.sglang.tree import here, load
 from tests.sglang_source.conftest import MakeTree
@@ -243,9 +244,11 @@ def plan(root: Path, *names: str) -> Plan:
 
 
 def write(root: Path, *edits: FileEdit) -> None:
-    tree = load(here, str(root))
-    here(patchset.writing(tree, edits))
-    assert here(patchset.compiling(tree, edits, sys.executable)).result["failed"] == []
+    """Make the edits as a journal step; where that is kept is no part of the tree."""
+    call = patching.making(load(here, str(root)), edits, {"patches": [], "reverted": []}, (), sys.executable)
+    context = Context()
+    context.body, context.blobs = call.body, f"{root}-step-{len(list(root.parent.iterdir()))}"
+    invoke(call.name, call.args, context)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,7 @@ def test_apply_and_revert_byte_for_byte(copy_of: MakeTree, line_end: str) -> Non
     assert plan(root).edits == ()
     assert status(root, "kimi-k25-eagle3").exit_code is Exit.DONE
 
-    write(root, *patchset.reversed_edits(found.edits))
+    write(root, *(FileEdit(e.path, e.after, e.before) for e in found.edits))
     assert {p: p.read_bytes() for p in root.rglob("*.py")} == before
 
 

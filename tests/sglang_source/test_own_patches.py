@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from opsctl import patchfiles
-from opsctl.agent.protocol import Call
+from opsctl.agent.protocol import AgentError
 from opsctl.cli.patch import app
 from opsctl.errors import UsageError
-from opsctl.sglang import patchset
+from opsctl.sglang import patching, patchset
 from opsctl.sglang.tree import here, load
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
@@ -123,26 +123,26 @@ def test_the_examples_of_the_guide_work(folder: Path, copy_of: MakeTree) -> None
     assert word(copy_of("0.5.9"), folder) == ["not-applicable", "needed"]
 
 
-def apply(root: Path, diff: bytes, *, check: bool = False, reverse: bool = False) -> dict[str, object]:
-    return dict(here(Call("source.apply_diff", {"root": str(root), "check": check, "reverse": reverse}, diff)).result)
+def attempt(root: Path, diff: bytes) -> tuple[str, bytes | None]:
+    """The word for a diff on a tree, and what the file would become; the tree is as before."""
+    before = {p: p.read_bytes() for p in (*root.rglob("*.py"), *root.rglob(".git/index"))}
+    (entry,), edits = patching.tried(["diff"], here(patching.trying(str(root), [diff])))
+    assert {p: p.read_bytes() for p in (*root.rglob("*.py"), *root.rglob(".git/index"))} == before
+    return entry.status.value, edits[0].after if edits else None
 
 
 @pytest.mark.parametrize("under_git", [True, False])
-def test_a_diff_is_applied_and_taken_back(under_git: bool, copy_of: MakeTree) -> None:
+def test_a_diff_applies_once(under_git: bool, copy_of: MakeTree) -> None:
     root = copy_of("0.5.9")
-    before = (root / FILE).read_bytes()
     if under_git:
         git(root, "init", "-q")
         git(root, "add", ".")
         git(root, "commit", "-qm", "as released")
-    diff = patchset.plan(load(here, str(root)), patchset.select(["eagle3-loader-names"])).diff().encode()
-    assert apply(root, diff, check=True) == {"applies": True, "already": False, "message": ""}
-    assert (root / FILE).read_bytes() == before
-    assert apply(root, diff)["applies"]
-    assert b'replace("layers.0.", "midlayer.")' in (root / FILE).read_bytes()
-    assert apply(root, diff, check=True)["already"]
-    assert apply(root, diff, reverse=True)["applies"]
-    assert (root / FILE).read_bytes() == before
+    (edit,) = patchset.plan(load(here, str(root)), patchset.select(["eagle3-loader-names"])).edits
+    assert attempt(root, edit.diff().encode()) == ("needed", edit.after)
+    assert edit.after is not None
+    (root / FILE).write_bytes(edit.after)
+    assert attempt(root, edit.diff().encode()) == ("applied", None)
 
 
 def test_a_diff_of_an_older_file_is_merged_by_git(copy_of: MakeTree) -> None:
@@ -155,20 +155,41 @@ def test_a_diff_of_an_older_file_is_merged_by_git(copy_of: MakeTree) -> None:
     path.write_text(stock.replace("EAGLE3 currently only supports 1 layer", "one layer only"))
     diff = git(root, "diff").encode() + b"\n"
     # The tree has moved on: the lines around the change are others now.
-    path.write_text(
-        stock.replace("        self.pp_group = get_pp_group()\n\n", "        self.pp_group = get_pp_group()\n")
-    )
-    git(root, "commit", "-qam", "moved on")
-    assert apply(root, diff, check=True)["applies"]
-    assert "one layer only" not in path.read_text()
-    assert apply(root, diff)["applies"]
-    assert "one layer only" in path.read_text()
+    moved = stock.replace("        self.pp_group = get_pp_group()\n\n", "        self.pp_group = get_pp_group()\n")
+    path.write_text(moved)
+    wanted = moved.replace("EAGLE3 currently only supports 1 layer", "one layer only").encode()
+    assert attempt(root, diff) == ("needed", wanted)  # also where that is not committed
 
     path.write_text(stock.replace("EAGLE3 currently only supports 1 layer", "another text"))
     git(root, "commit", "-qam", "other text")
-    before = path.read_bytes()
-    assert not apply(root, diff)["applies"]
-    assert path.read_bytes() == before
+    assert attempt(root, diff)[0] == "conflict"
+
+
+def test_a_diff_adds_removes_and_renames(copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    diff = (
+        b"diff --git a/notes/new.txt b/notes/new.txt\nnew file mode 100755\n--- /dev/null\n+++ b/notes/new.txt\n"
+        b"@@ -0,0 +1 @@\n+hello\n"
+        b"diff --git a/python/sglang/version.py b/python/sglang/release.py\nsimilarity index 100%\n"
+        b"rename from python/sglang/version.py\nrename to python/sglang/release.py\n"
+    )
+    (root / "python/sglang/version.py").write_text("x = 1\n")
+    _, edits = patching.tried(["diff"], here(patching.trying(str(root), [diff])))
+    assert {(e.path, e.before, e.after) for e in edits} == {
+        ("notes/new.txt", None, b"hello\n"),
+        ("python/sglang/release.py", None, b"x = 1\n"),
+        ("python/sglang/version.py", b"x = 1\n", None),
+    }
+    assert next(e.mode for e in edits if e.path == "notes/new.txt") == 0o755
+
+
+@pytest.mark.parametrize("path", ["../out.py", "/etc/hostname", "link/x.py"])
+def test_a_diff_stays_in_the_tree(path: str, copy_of: MakeTree, tmp_path: Path) -> None:
+    root = copy_of("0.5.9")
+    (root / "link").symlink_to(tmp_path)
+    diff = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x = 1\n".encode()
+    with pytest.raises(AgentError, match=r"out of the tree|not a diff"):
+        here(patching.trying(str(root), [diff]))
 
 
 def test_check_with_own_patches(folder: Path, copy_of: MakeTree) -> None:

@@ -1,0 +1,151 @@
+"""Unified diffs on a source tree, tried out in a folder of their own: what the tree's files would become."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import zlib
+from typing import Any, Dict, List, Optional, Tuple
+
+from opsctl.agent.oserrors import told
+from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.source import GIT, run
+
+
+def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
+    """Apply diffs to a copy of the files they name, one upon the other, as `git apply --3way` does.
+
+    The diffs lie one after the other in the body, `sizes` bytes each. The tree and its index are left alone. A
+    three-way merge needs a git checkout.
+    Result: {diffs: [{applies, already, message}], changes: [{path, before: sha256 | None, mode: of the new file,
+    old: size | None, new: size | None}]}. Body: old and new contents of each change, zlib.
+    """
+    root = os.path.realpath(os.path.expanduser(root))
+    scratch = tempfile.mkdtemp(prefix="opsctl-diff-")
+    work = os.path.join(scratch, "work")
+    os.mkdir(work)
+    try:
+        before: Dict[str, Optional[bytes]] = {}
+        answers, offset = [], 0
+        for size in sizes:
+            diff = call.body[offset : offset + size]
+            offset += size
+            for path in _named(scratch, work, diff):
+                if path not in before:
+                    before[path] = _copied(root, work, path)
+            answers.append(_one(root, scratch, work, diff))
+        changes, parts = [], []
+        for path, old in before.items():
+            new, mode = _read(os.path.join(work, path))
+            if new != old:
+                changes.append(
+                    {
+                        "path": path,
+                        "before": None if old is None else hashlib.sha256(old).hexdigest(),
+                        "mode": mode,
+                        "old": None if old is None else len(old),
+                        "new": None if new is None else len(new),
+                    }
+                )
+                parts += [old or b"", new or b""]
+        return Reply({"diffs": answers, "changes": changes}, zlib.compress(b"".join(parts), 6))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _one(root: str, scratch: str, work: str, diff: bytes) -> Dict[str, Any]:
+    apply = [*GIT, "-C", work, "apply", "--whitespace=nowarn"]
+    plain = _alone(scratch)
+    if run([*apply, "--check", "--reverse", "-"], stdin=diff, check=False, env=plain).returncode == 0:
+        return {"applies": True, "already": True, "message": ""}
+    done = run([*apply, "-"], stdin=diff, check=False, env=plain)
+    merging = _merging(root, scratch, work) if done.returncode else None
+    if merging is not None:
+        done = run(
+            [*GIT, "-C", work, "apply", "--whitespace=nowarn", "--3way", "-"], stdin=diff, check=False, env=merging
+        )
+    message = done.stderr.decode("utf-8", "replace").strip()
+    return {
+        "applies": done.returncode == 0 and "with conflicts" not in message,
+        "already": False,
+        "message": message,
+    }
+
+
+def _alone(scratch: str) -> Dict[str, str]:
+    """The copy is in no repository, whatever is above it."""
+    return {"GIT_CEILING_DIRECTORIES": scratch}
+
+
+def _merging(root: str, scratch: str, work: str) -> Optional[Dict[str, str]]:
+    """What makes git see the copy as a checkout with the tree's objects, and an index of the copied files."""
+    found = run([*GIT, "-C", root, "rev-parse", "--git-path", "objects"], check=False)
+    if found.returncode:
+        return None
+    own = os.path.join(scratch, "git")
+    if not os.path.isdir(own):
+        run([*GIT, "init", "--quiet", "--bare", own])
+    environment = {
+        "GIT_DIR": own,
+        "GIT_WORK_TREE": work,
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.path.join(root, os.fsdecode(found.stdout).strip()),
+    }
+    run([*GIT, "-C", work, "add", "--all", "--force"], env=environment)
+    return environment
+
+
+def _named(scratch: str, work: str, diff: bytes) -> List[str]:
+    """The files that a diff is about, old names and new ones. Raises AgentError for what leads out of the tree."""
+    names: List[str] = []
+    for direction in ([], ["--reverse"]):
+        done = run(
+            [*GIT, "-C", work, "apply", "--numstat", "-z", *direction, "-"],
+            stdin=diff,
+            check=False,
+            env=_alone(scratch),
+        )
+        if done.returncode:
+            raise AgentError(
+                "invalid", "not a diff that git takes: %s" % done.stderr.decode("utf-8", "replace").strip()
+            )
+        names += [
+            os.fsdecode(entry.split(b"\t", 2)[2]) for entry in done.stdout.split(b"\0") if entry.count(b"\t") >= 2
+        ]
+    for name in names:
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise AgentError("invalid", "the diff leads out of the tree: %s" % name, path=name)
+    return list(dict.fromkeys(names))
+
+
+def _copied(root: str, work: str, path: str) -> Optional[bytes]:
+    place = os.path.realpath(os.path.join(root, path))
+    if os.path.commonpath([root, place]) != root:
+        raise AgentError("invalid", "%s leads out of the tree, to %s" % (path, place), path=path)
+    with told("read", place):
+        content, mode = _read(place)
+    if content is None:
+        return None
+    target = os.path.join(work, path)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with open(target, "wb") as stream:
+        stream.write(content)
+    os.chmod(target, mode or 0o644)
+    return content
+
+
+def _read(path: str) -> Tuple[Optional[bytes], Optional[int]]:
+    """Content and mode of a regular file, None where there is nothing. Raises AgentError for anything else."""
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return None, None
+    if not stat.S_ISREG(info.st_mode):
+        raise AgentError("invalid", "%s is no regular file" % path, path=path)
+    with open(path, "rb") as stream:
+        return stream.read(), stat.S_IMODE(info.st_mode)
+
+
+CALLS = {"attempt": attempt}

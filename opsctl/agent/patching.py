@@ -1,0 +1,251 @@
+"""Patching a source tree on its host: what bears on it in one look, and edits that are made all or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from typing import Any, Dict, List, Optional, Tuple
+
+from opsctl.agent import files, runlog, servers, source
+from opsctl.agent import filestate as fs
+from opsctl.agent.keep import load, save
+from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.steps import Nested
+
+RECORD = "patching"  # of a journal step: which tree, which patches, which files
+_CONFIG_LIMIT = 4 << 20
+_MOST = 64 << 20  # bytes of before-images that are sent back
+
+
+def look(
+    call: Context,
+    root: Optional[str],
+    files: List[str],
+    classes: Tuple[str, ...] = (),
+    exists: Tuple[str, ...] = (),
+    port: Optional[int] = None,
+    model: Optional[str] = None,
+    python: Optional[str] = None,
+    path: Optional[str] = None,
+) -> Reply:
+    """`source.gather` of the tree, with the servers of the host and what they import. Without `root`: the tree served.
+
+    The classes of the target's config.json are gathered too: `model`, or what the server on `port` serves.
+    `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
+    Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path]}.
+    """
+    found = servers.find(call, locate=True)
+    serving = next((one for one in found if _flag(one["argv"], "--port", "30000") == str(port)), None)
+    imported = serving["package"] if serving else servers.located(python, "/", _environment(path)) if python else None
+    if root is None and imported is None:
+        raise AgentError("not-found", "no server runs on this host, so it cannot be told which tree is served")
+    architectures = _architectures(model or (_flag(serving["argv"], "--model-path", None) if serving else None))
+    reply = source.gather(
+        call,
+        root if root is not None else _root_of(str(imported)),
+        files,
+        tuple(dict.fromkeys((*classes, *architectures))),
+        exists,
+    )
+    top = os.path.join(reply.result["root"], reply.result["prefix"])
+    paths = (entry["path"] for entry in reply.result["files"] if not entry["head"])
+    more = {
+        "servers": found,
+        "architectures": architectures,
+        "imported": os.path.realpath(imported) if imported else None,
+        "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
+    }
+    return Reply(dict(reply.result, **more), reply.body)
+
+
+def apply(
+    call: Context,
+    root: str,
+    edits: List[Dict[str, Any]],
+    about: Optional[Dict[str, Any]] = None,
+    python: str = "",
+    script: Optional[str] = None,
+) -> Dict[str, Any]:
+    """Make edits, compile and prove them with the interpreter `python`; where anything fails, everything is put back.
+
+    edits: [{path (relative to root), before: sha256 | None (absent), size: of the new content | None (remove), mode}],
+    the new contents one after the other in the body, then the input of the proof `script`. `about` is kept with them.
+    """
+    root = os.path.realpath(root)
+    parts, offset = [], 0
+    for edit in edits:
+        parts.append(call.body[offset : offset + (edit["size"] or 0)])
+        offset += edit["size"] or 0
+    places = [_inside(root, edit["path"]) for edit in edits]
+    for place, edit in zip(places, edits):
+        fs.demand(place, fs.state(place), _state(edit["before"]))
+    save(call, RECORD, dict(about or {}, root=root, paths=[edit["path"] for edit in edits], places=places))
+    try:
+        for number, (place, edit, content) in enumerate(zip(places, edits, parts)):
+            _make(call, str(number), place, edit, content)
+        _prove(call, root, edits, parts, python, script, call.body[offset:])
+    except BaseException as error:
+        left = _restore(call, places)
+        if isinstance(error, AgentError):
+            what = "; everything was put back" if not left else "; NOT put back: %s" % left[0].message
+            raise AgentError(error.kind, error.message + what, **error.fields) from error
+        raise
+    return {"written": [edit["path"] for edit in edits]}
+
+
+def restore(call: Context) -> Dict[str, Any]:
+    """Put the files of this journal step back as they were. What someone else has changed since is a conflict."""
+    record = load(call, RECORD)
+    errors = _restore(call, record["places"]) if record else []
+    if errors:
+        raise errors[0]
+    return {"restored": bool(record)}
+
+
+def applied(call: Context, root: str) -> Reply:
+    """Journal steps that have patched this tree and stand, oldest first, and its files as they are now.
+
+    Result: {steps: [{about, files: {path: [sha256 before | None, sha256 after | None]}}], now: {path: sha256 | None},
+    images: [[sha256, size]]}. Body: the before-images and the files as they are, zlib.
+    """
+    root = os.path.realpath(os.path.expanduser(root))
+    steps, images, now = [], {}, {}  # type: List[Dict[str, Any]], Dict[str, bytes], Dict[str, Optional[str]]
+    records = sorted((runlog.read(name) for name in runlog.names()), key=lambda record: record.begun)
+    for step in (step for record in records for step in _standing(record, root)):
+        folder, record = step
+        changed = {}
+        for number, (path, place) in enumerate(zip(record["paths"], record["places"])):
+            kept = load(Nested(call, b"", folder), str(number))
+            if kept is None or kept["after"] is None:
+                continue
+            changed[path] = [kept["before"].get("sha256"), kept["after"].get("sha256")]
+            now[path] = _image(place, images)
+            if kept["before"]["kind"] == "file":
+                _image(os.path.join(folder, str(number)), images)
+        steps.append({"about": record, "files": changed})
+    if sum(map(len, images.values())) > _MOST:
+        raise AgentError("failed", "the before-images in the journal have more than %d bytes" % _MOST)
+    told = {"steps": steps, "now": now, "images": [[sha256, len(data)] for sha256, data in images.items()]}
+    return Reply(told, zlib.compress(b"".join(images.values()), 6))
+
+
+def _standing(record: runlog.Record, root: str) -> List[Tuple[str, Dict[str, Any]]]:
+    found = []
+    for step in record.steps:
+        if step.state == "done" and not step.undone and "patching.apply" in step.calls:
+            folder = runlog.step_folder(record.run, step.seq)
+            try:
+                with open(os.path.join(folder, RECORD + ".json")) as stream:
+                    kept = json.load(stream)
+            except (OSError, ValueError):  # what cannot be read cannot be gone back to
+                continue
+            if kept["root"] == root:
+                found.append((folder, kept))
+    return found
+
+
+def _image(path: str, images: Dict[str, bytes]) -> Optional[str]:
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    sha256 = hashlib.sha256(data).hexdigest()
+    images[sha256] = data
+    return sha256
+
+
+def _make(call: Context, keep: str, place: str, edit: Dict[str, Any], content: bytes) -> None:
+    inner = Nested(call, content, call.blobs or "")
+    if edit["size"] is None:
+        files.remove(inner, place, expect=_state(edit["before"]), keep=keep)
+        return
+    if edit["before"] is None and not os.path.isdir(os.path.dirname(place)):
+        files.mkdir(inner, os.path.dirname(place), keep=keep + "-folder")
+    files.write(inner, place, mode=edit.get("mode"), expect=_state(edit["before"]), keep=keep)
+
+
+def _prove(
+    call: Context,
+    root: str,
+    edits: List[Dict[str, Any]],
+    parts: List[bytes],
+    python: str,
+    script: Optional[str],
+    data: bytes,
+) -> None:
+    written = [edit["path"] for edit in edits if edit["size"] is not None]
+    for edit, content in zip(edits, parts):
+        now = fs.state(_inside(root, edit["path"])).get("sha256")
+        if now != (None if edit["size"] is None else hashlib.sha256(content).hexdigest()):
+            raise AgentError("conflict", "%s is not what was written" % edit["path"], path=edit["path"])
+    compiled = source.compile_files(call, root, [path for path in written if path.endswith(".py")], python)
+    failures = ["%s: %s" % (one["path"], one["message"]) for one in compiled["failed"]]
+    if script is not None and not failures:
+        proved = source.prove(Nested(call, data, call.blobs or ""), script, python)
+        failures = ["%s: %s" % (one["proof"].replace("_", " "), text) for one in proved for text in one["failures"]]
+    if failures:
+        raise AgentError("failed", "the proof failed: %s" % "; ".join(failures[:5]))
+
+
+def _restore(call: Context, places: List[str]) -> List[AgentError]:
+    errors = []
+    for number in reversed(range(len(places))):
+        for keep, place in ((str(number), places[number]), ("%d-folder" % number, os.path.dirname(places[number]))):
+            try:
+                files.restore(Nested(call, b"", call.blobs or "", to_the_end=True), place, keep)
+            except AgentError as error:
+                errors.append(error)
+    return errors
+
+
+def _state(sha256: Optional[str]) -> Dict[str, Any]:
+    return dict(fs.ABSENT) if sha256 is None else {"kind": "file", "sha256": sha256}
+
+
+def _inside(root: str, path: str) -> str:
+    """The file itself behind a path of the tree: a link stays one, and what it points at is replaced."""
+    place = os.path.realpath(os.path.join(root, path))
+    if os.path.commonpath([root, place]) != root:
+        raise AgentError("invalid", "%s leads out of the tree, to %s" % (path, place), path=path)
+    return place
+
+
+def _writable(path: str) -> bool:
+    real = os.path.realpath(path)
+    return os.access(os.path.dirname(real), os.W_OK) or os.access(real, os.W_OK)
+
+
+def _root_of(package: str) -> str:
+    """The tree of a package folder: the checkout, where it is python/sglang, else the folder that contains it."""
+    above = os.path.dirname(os.path.realpath(package))
+    return os.path.dirname(above) if os.path.basename(above) == "python" else above
+
+
+def _architectures(model: Optional[str]) -> List[str]:
+    """The model classes that a folder's config.json names; none where it cannot be told."""
+    try:
+        with open(os.path.join(os.path.expanduser(model or ""), "config.json"), "rb") as stream:
+            told = json.loads(stream.read(_CONFIG_LIMIT))
+        return [str(name) for name in told["architectures"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _flag(argv: List[str], flag: str, default: Optional[str]) -> Optional[str]:
+    for number, word in enumerate(argv):
+        if word == flag and number + 1 < len(argv):
+            return argv[number + 1]
+        if word.startswith(flag + "="):
+            return word[len(flag) + 1 :]
+    return default
+
+
+def _environment(path: Optional[str]) -> Dict[str, str]:
+    known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return dict(known, PYTHONPATH=path) if path else known
+
+
+CALLS = {"look": look, "apply": apply, "restore": restore, "applied": applied}

@@ -1,0 +1,130 @@
+"""What `opsctl patch sglang` does on hosts besides applying: telling the status, and finding what to take back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from opsctl.cli.hosts import on_each, tell_errors
+from opsctl.errors import Exit
+from opsctl.sglang import patching, patchset
+from opsctl.text import printable
+
+if TYPE_CHECKING:
+    from opsctl.engine import journal
+    from opsctl.engine.journal import PastRun
+    from opsctl.inventory import InventoryHost
+    from opsctl.patchfiles import Own
+    from opsctl.remote.host import RemoteHost
+    from opsctl.sglang.patching import Looked
+    from opsctl.sglang.patchset import Report
+
+PLAYBOOK = "patch-sglang"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for: names of patches, the tree, the target's class, and the project's own patches."""
+
+    names: tuple[str, ...]
+    tree: str | None
+    target: str | None
+    own: Own
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a host's tree stands."""
+
+    host: str
+    looked: Looked
+    report: Report
+    diff: str
+
+    def to_json(self) -> dict[str, Any]:
+        servers = [
+            {
+                "pid": r.pid, "port": r.port, "package": r.package, "old_code": r.old_code,
+                "this_tree": r.package == self.looked.package,
+            }
+            for r in self.looked.running
+        ]  # fmt: skip
+        served = {"imported": self.looked.imported, "serves_this_tree": _served(self.looked), "servers": servers}
+        return {**self.report.to_json(), "host": self.host, **served}
+
+
+def status(remote: RemoteHost, host: InventoryHost, wanted: Wanted) -> Status:
+    """Look at a host's tree. One round trip; two where the project's own diffs are to be tried."""
+    place = patching.place(host.variables.get("sglang") or {}, wanted.tree)
+    looked = patching.received(
+        remote.call(
+            patching.request(place, wanted.names, wanted.target, patchset.files(wanted.own.states)), timeout=120
+        )
+    )
+    targets = [wanted.target] if wanted.target else looked.architectures
+    if wanted.target and not wanted.names:
+        chosen = patchset.select((), target=wanted.target)
+    else:
+        chosen = patching.chosen(looked.tree, wanted.names, targets, wanted.own.states)
+    diffs = wanted.own.diffs
+    entries: tuple[patchset.Entry, ...] = ()
+    changes: tuple[patchset.FileEdit, ...] = ()
+    if diffs:
+        tried = remote.call(patching.trying(looked.tree.root, [diff.text for diff in diffs]), timeout=120)
+        entries, changes = patching.tried([diff.name for diff in diffs], tried)
+    plan = patching.plan(looked.tree, chosen, entries, changes)
+    return Status(host.name, looked, plan.report, plan.diff())
+
+
+def lines(status: Status) -> Iterator[str]:
+    """What runs, and whether it is this tree."""
+    looked = status.looked
+    if looked.elsewhere:
+        yield f"served is another tree: the server imports {looked.imported}"
+        yield f"  → opsctl patch sglang --tree {looked.imported}"
+    for running in looked.running:
+        if running.package == looked.package:
+            code = f"OLD CODE: {running.newest_file} was changed after its start" if running.old_code else "this code"
+            yield f"server pid {running.pid} on port {running.port} runs {code}"
+
+
+def _served(looked: Looked) -> bool | None:
+    return None if looked.imported is None else not looked.elsewhere
+
+
+def runs_to_undo(remote: RemoteHost, tree: str | None) -> list[PastRun]:
+    """The runs of `opsctl patch sglang` on this tree of a host that stand, the newest first."""
+    from opsctl.engine import journal
+
+    runs = journal.past_runs(remote.call(journal.list_runs(100), timeout=60))
+    ours = (run for run in runs if run.playbook == PLAYBOOK and (run.meta.get("vars") or {}).get("checkout") == tree)
+    return [run for run in ours if run.outcome != "rolled-back" and run.steps > run.undone]
+
+
+def undo_runs(hosts: Sequence[InventoryHost], tree: str | None, *, check: bool, err: bool) -> Exit:
+    """Roll back what `patch sglang` did on hosts, pins and saved changes too; in check mode only say so."""
+    from opsctl.cli.rollback import tell_report, undo_run
+
+    def undo(remote: RemoteHost, host: InventoryHost) -> list[tuple[PastRun, journal.Report | None]]:
+        return [(run, None if check else undo_run(remote, run)) for run in runs_to_undo(remote, tree)]
+
+    done = on_each(hosts, undo)
+    codes = [tell_errors(done)]
+    for one in done:
+        for run, report in one.value or ():
+            if report is None:
+                typer.echo(printable(f"{one.host.name}: would undo run {run.run}"), err=err)
+            else:
+                codes.append(tell_report(one.host.name, report, err=err))
+    return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
+
+
+def demand_known(names: Sequence[str], own: Own) -> None:
+    """Raises UsageError for a name that is no patch, before any host is touched."""
+    mine = {*(s.name for s in own.states), *(d.name for d in own.diffs), patchset.CAPTURE}
+    for name in names:
+        if name not in mine:
+            patchset.select([name])

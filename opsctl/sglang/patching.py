@@ -1,0 +1,238 @@
+"""Patching the tree of a host: what is asked of it, which patches it needs, and the call that makes the edits. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import Exit
+from opsctl.sglang import command, launch, patchset, proofs
+from opsctl.sglang import tree as trees
+from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
+from opsctl.sglang.patches.own import EndState
+from opsctl.sglang.patchset import CAPTURE, Entry, FileEdit, Plan, Report
+from opsctl.sglang.tree import SourceTree
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a host's tree is and what serves it; what is None is found out where that can be.
+
+    Attributes:
+        root: folder of the tree; None: the one that the server imports.
+        port: of the server.
+        model: folder of the target; its config.json names the class.
+        python: interpreter that serves.
+        path: its PYTHONPATH.
+    """
+
+    root: str | None
+    port: int = launch.DEFAULT_PORT
+    model: str | None = None
+    python: str | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server of the host. `old_code`: started before its source was last changed; None where that is not known."""
+
+    pid: int
+    port: int
+    started: float
+    package: str | None
+    old_code: bool | None
+    newest_file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A tree, and what runs it.
+
+    Attributes:
+        architectures: classes of the target, where they could be told.
+        imported: folder of the `sglang` package that the server imports, or its interpreter would, where told.
+        readonly: files, by their path inside the package, that could not be replaced.
+    """
+
+    tree: SourceTree
+    running: tuple[Running, ...]
+    architectures: tuple[str, ...]
+    imported: str | None
+    readonly: frozenset[str]
+
+    @property
+    def package(self) -> str:
+        return posixpath.join(self.tree.root, self.tree.prefix).rstrip("/")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether what is served is known to be another tree."""
+        return self.imported is not None and self.imported != self.package
+
+    @property
+    def old_code(self) -> tuple[Running, ...]:
+        """The servers that run this tree as it was before its last change."""
+        return tuple(r for r in self.running if r.package == self.package and r.old_code)
+
+
+def place(settings: Mapping[str, Any], root: str | None = None) -> Place:
+    """The place that a host's `sglang` section tells, or the tree `root` in place of its checkout."""
+    words = command.words(settings) or []
+    named = settings.get("python") or settings.get("environment")
+    first = words[0] if words and "python" in posixpath.basename(words[0]) else None
+    path = (settings.get("env") or {}).get("PYTHONPATH")
+    started = launch.parse(words)
+    return Place(
+        root=root or settings.get("checkout"),
+        port=int(settings.get("port") or launch.DEFAULT_PORT),
+        model=settings.get("model_path") or (started.model if started else None),
+        python=command.interpreter(settings) if named else first,
+        path=path if isinstance(path, str) else None,
+    )
+
+
+def request(place: Place, names: Iterable[str] = (), target: str | None = None, files: Iterable[str] = ()) -> Call:
+    """The one call that brings everything about a tree."""
+    classes = [name.partition(" ")[2].strip() for name in names if name.startswith(f"{CAPTURE} ")]
+    asked = trees.request("", [*classes, *([target] if target else [])], files).args
+    del asked["everywhere"]
+    more = {"root": place.root, "port": place.port, "model": place.model, "python": place.python, "path": place.path}
+    return Call("patching.look", {**asked, **more})
+
+
+def received(reply: Reply) -> Looked:
+    """The answer to `request`. Raises RemoteError if it is damaged."""
+    told: Mapping[str, Any] = reply.result
+    return Looked(
+        tree=trees.received(reply),
+        running=tuple(_running(server) for server in told["servers"]),
+        architectures=tuple(told["architectures"]),
+        imported=told["imported"],
+        readonly=frozenset(told["readonly"]),
+    )
+
+
+def chosen(
+    tree: SourceTree, names: Sequence[str], targets: Sequence[str], states: Sequence[EndState] = ()
+) -> tuple[Patch, ...]:
+    """The patches of these names; without names all that a host with targets of these classes may need, and `states`.
+
+    Raises UsageError for a name that is none.
+    """
+    own = {state.name: state for state in states}
+    wrappers = [eagle3_capture(t) for t in targets if t != KIMI_K25.class_name and tree.classes.get(t)]
+    if names:
+        found: list[Patch] = []
+        for name in names:
+            if name in own:
+                found.append(own[name])
+            elif name == CAPTURE and wrappers:
+                found += wrappers
+            else:
+                found += patchset.select([name])
+        return tuple(found)
+    if targets and KIMI_K25.class_name not in targets:
+        about_others: Patch = _AnotherTarget(KIMI_K25, targets[0])
+        return (*wrappers, *(about_others if patch is KIMI_K25 else patch for patch in ALL), *states)
+    return (*wrappers, *ALL, *states)
+
+
+def trying(root: str, diffs: Sequence[bytes]) -> Call:
+    """The call that tries unified diffs on the tree."""
+    return Call("diffing.attempt", {"root": root, "sizes": [len(diff) for diff in diffs]}, b"".join(diffs))
+
+
+def tried(names: Sequence[str], reply: Reply) -> tuple[tuple[Entry, ...], tuple[FileEdit, ...]]:
+    """What the diffs of these names find, and what they would change, from the answer to `trying`."""
+    told: Mapping[str, Any] = reply.result
+    entries = tuple(patchset.judged_diff(name, one) for name, one in zip(names, told["diffs"], strict=True))
+    data, edits = zlib.decompress(reply.body), []
+    for change in told["changes"]:
+        old, data = data[: change["old"] or 0], data[change["old"] or 0 :]
+        new, data = data[: change["new"] or 0], data[change["new"] or 0 :]
+        before, after = (None if change["old"] is None else old), (None if change["new"] is None else new)
+        edits.append(FileEdit(change["path"], before, after, change["mode"] if before is None else None))
+    return entries, tuple(edits)
+
+
+def plan(
+    tree: SourceTree, patches: Sequence[Patch], entries: Sequence[Entry] = (), diffs: Sequence[FileEdit] = ()
+) -> Plan:
+    """What brings the tree to the end state of all: the diffs first, the patches on what they leave."""
+    changed = {tree.inside(edit.path): edit.after for edit in diffs}
+    files = {path: changed.get(path, data) for path, data in {**tree.files, **changed}.items()}
+    after = replace(tree, files={path: data for path, data in files.items() if data is not None})
+    found = patchset.plan(after, patches)
+    report = Report(tree, (*found.report.entries, *entries))
+    if report.exit_code is Exit.CONFLICT:
+        return Plan(report, (), ())
+    edits = {edit.path: edit for edit in diffs}
+    for edit in found.edits:
+        first = edits.get(edit.path)
+        edits[edit.path] = replace(first, after=edit.after) if first else edit
+    return Plan(report, found.applied, tuple(edits[path] for path in sorted(edits)))
+
+
+def making(
+    tree: SourceTree, edits: Sequence[FileEdit], about: Mapping[str, Any], applied: Sequence[Patch], python: str
+) -> Call:
+    """The call that makes edits, all or none, and proves them. `about` is kept in the journal."""
+    described = [
+        {
+            "path": edit.path,
+            "before": None if edit.before is None else hashlib.sha256(edit.before).hexdigest(),
+            "size": None if edit.after is None else len(edit.after),
+            "mode": edit.mode,
+        }
+        for edit in edits
+    ]
+    after = tree.having({tree.inside(edit.path): edit.after for edit in edits if edit.after is not None})
+    proof = proofs.request(after, applied, python)
+    args = {"root": tree.root, "edits": described, "about": dict(about), "python": python}
+    if proof is not None:
+        args["script"] = proof.args["script"]
+    return Call("patching.apply", args, b"".join([*(e.after or b"" for e in edits), proof.body if proof else b""]))
+
+
+@dataclass(frozen=True, slots=True)
+class _AnotherTarget:
+    """A patch about one target class, on a host that serves another one."""
+
+    patch: Patch
+    target: str
+
+    @property
+    def name(self) -> str:
+        return self.patch.name
+
+    @property
+    def about(self) -> Any:
+        return self.patch.about
+
+    def look(self, tree: SourceTree) -> Finding:
+        found = finding(self.patch, tree)
+        if found.status in (Status.NEEDED, Status.CONFLICT):
+            return replace(found, status=Status.NOT_APPLICABLE, reason=f"the target of this host is {self.target}")
+        return found
+
+    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
+        return {}
+
+
+def _running(server: Mapping[str, Any]) -> Running:
+    started = launch.parse(server["argv"])
+    newest, package = server["newest"], server["package"]
+    return Running(
+        pid=server["pid"],
+        port=(started.port if started else None) or launch.DEFAULT_PORT,
+        started=server["started"],
+        package=package,
+        old_code=None if newest is None else newest > server["started"],
+        newest_file=server["newest_file"],
+    )

@@ -1,0 +1,399 @@
+"""`opsctl patch sglang` and `opsctl source` over a real SSH connection, on the source of real releases."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl.cli.main import run
+from opsctl.errors import Exit
+from tests.sglang_source.conftest import MakeTree
+from tests.sglang_source.releases import git
+from tests.sshd import Sshd, free_port
+
+MODELS = "python/sglang/srt/models"
+KIMI, DRAFTER = f"{MODELS}/kimi_k25.py", f"{MODELS}/llama_eagle3.py"
+RUNNER = "python/sglang/srt/model_executor/model_runner.py"
+GRAPHS = "python/sglang/srt/model_executor/cuda_graph_runner.py"
+TOUCHED = {KIMI, DRAFTER, RUNNER, GRAPHS}  # by all patches, on 0.5.9
+
+Snapshot = dict[str, tuple[int, bytes]]
+
+
+@dataclass
+class Box:
+    """A host behind SSH with the source of 0.5.9 as its checkout."""
+
+    folder: Path
+    tree: Path
+    sshd: Sshd
+    settings: dict[str, Any] = field(default_factory=dict)
+    port: int | None = None
+    serving: int = field(default_factory=free_port)  # where its server would listen
+
+    @property
+    def inventory(self) -> Path:
+        """Written anew for every command."""
+        sglang = {"checkout": str(self.tree), "python": sys.executable, "port": self.serving}
+        sglang["env"] = {"PYTHONPATH": f"{self.tree}/python"}
+        path = self.folder / "inventory.yaml"
+        host = {
+            "address": "127.0.0.1", "port": self.port or self.sshd.port, "user": self.sshd.user,
+            "key": str(self.sshd.key_file), "host_key": str(self.sshd.host_key), "ssh_config": "none", "attempts": 1,
+            "state_dir": str(self.folder / "state"), "sglang": {**sglang, **self.settings},
+        }  # fmt: skip
+        path.write_text(json.dumps({"hosts": {"box": host}}))
+        return path
+
+    def snapshot(self) -> Snapshot:
+        """Every file of the tree, git's own left out."""
+        files = (p for p in self.tree.rglob("*") if p.is_file() and ".git" not in p.relative_to(self.tree).parts)
+        return {str(p.relative_to(self.tree)): (p.stat().st_mode, p.read_bytes()) for p in files}
+
+    def commit(self) -> str:
+        git(self.tree, "init", "-q")
+        git(self.tree, "add", "--all", "--force")
+        git(self.tree, "commit", "-qm", "as released")
+        return git(self.tree, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def box(tmp_path: Path, sshd: Sshd, copy_of: MakeTree, monkeypatch: pytest.MonkeyPatch) -> Box:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "local-state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return Box(tmp_path, copy_of("0.5.9"), sshd)
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(box: Box, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    def call(*words: str) -> Said:
+        command = ["-i", str(box.inventory)]
+        capfd.readouterr()
+        code = run([*words, *command])
+        return Said(code, *capfd.readouterr())
+
+    yield call
+
+
+def statuses(said: Said) -> dict[str, str]:
+    return {p["name"]: p["status"] for p in said.json["patches"]}
+
+
+def changed(before: Snapshot, after: Snapshot) -> set[str]:
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
+def test_needed_applied_nothing_left_and_back(box: Box, cli: Cli) -> None:
+    commit = box.commit()
+    (box.tree / DRAFTER).chmod(0o640)
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--status", "--json")
+    assert said.code == Exit.CHANGES
+    assert {k: said.json[k] for k in ("tree", "commit", "version", "host", "serves_this_tree")} == {
+        "tree": str(box.tree), "commit": commit, "version": "0.5.9", "host": "box", "serves_this_tree": True,
+    }  # fmt: skip
+    assert set(statuses(said).values()) == {"needed"}
+
+    said = cli("patch", "sglang", "--check", "--diff", "--exit-code")
+    assert said.code == Exit.CHANGES
+    assert "set_eagle3_layers_to_capture" in said.out
+    assert box.snapshot() == before
+
+    assert cli("patch", "sglang").code == Exit.DONE
+    patched = box.snapshot()
+    assert changed(before, patched) == TOUCHED
+    assert patched[DRAFTER][0] == before[DRAFTER][0]
+    said = cli("patch", "sglang", "--status", "--json")
+    assert (said.code, set(statuses(said).values())) == (Exit.DONE, {"applied"})
+    assert set(said.json["dirty"]) == TOUCHED
+
+    again = cli("patch", "sglang")
+    assert (again.code, box.snapshot()) == (Exit.DONE, patched)
+    assert "changed: Patch" not in again.out
+
+    assert cli("patch", "sglang", "--revert", "--check").code == Exit.DONE
+    assert box.snapshot() == patched
+    said = cli("patch", "sglang", "--revert")
+    assert said.code == Exit.DONE, said.out + said.err
+    assert box.snapshot() == before
+    assert git(box.tree, "status", "--porcelain").split() == []
+
+
+def test_one_patch_goes_and_the_others_stay(box: Box, cli: Cli) -> None:
+    """Also where there is no git to compare with, over several runs, and where a revert is reverted."""
+    before = box.snapshot()
+    assert cli("patch", "sglang", "kimi-k25-eagle3", "eagle3-loader-names").code == Exit.DONE
+    two = box.snapshot()
+    assert cli("patch", "sglang", "eagle3-fc-guard", "eagle3-d2t-guard").code == Exit.DONE
+    assert cli("patch", "sglang", "--revert", "eagle3-fc-guard", "eagle3-d2t-guard").code == Exit.DONE
+    assert box.snapshot() == two
+    said = cli("patch", "sglang", "--revert", "eagle3-loader-names")
+    assert said.code == Exit.DONE
+    assert changed(before, box.snapshot()) == {KIMI}
+    assert cli("patch", "sglang", "--revert", "eagle3-loader-names").code == Exit.DONE  # it is gone
+    assert changed(before, box.snapshot()) == {KIMI}
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+
+
+def test_without_a_journal_git_tells_what_was_there(box: Box, cli: Cli) -> None:
+    box.commit()
+    before = box.snapshot()
+    assert cli("patch", "sglang").code == Exit.DONE
+    shutil.rmtree(box.folder / "state")
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+
+
+def test_what_was_edited_since_is_not_overwritten(box: Box, cli: Cli) -> None:
+    assert cli("patch", "sglang").code == Exit.DONE
+    path = box.tree / KIMI
+    path.write_bytes(path.read_bytes() + b"# mine\n")
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--revert", "kimi-k25-eagle3")
+    assert said.code not in (Exit.DONE, Exit.BUG)
+    assert "kimi_k25.py" in said.out
+    assert box.snapshot() == before
+
+
+def test_a_pin_saves_local_changes_and_revert_brings_them_back(box: Box, cli: Cli) -> None:
+    first = box.commit()
+    path = box.tree / "python/sglang/version.py"
+    path.write_text("changed = 1\n")
+    git(box.tree, "add", "--all", "--force")
+    git(box.tree, "commit", "-qm", "another")
+    path.write_text("local = 1\n")
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--commit", first[:9])
+    assert said.code not in (Exit.DONE, Exit.BUG)
+    assert "version.py" in said.out
+    assert box.snapshot() == before
+
+    said = cli("patch", "sglang", "--commit", first[:9], "--keep-local-changes", "save")
+    assert said.code == Exit.DONE, said.out + said.err
+    assert git(box.tree, "rev-parse", "HEAD") == first
+    assert {KIMI, DRAFTER} <= changed(before, box.snapshot())
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+    assert git(box.tree, "rev-parse", "HEAD") != first
+
+
+def test_a_conflict_names_the_line_and_touches_nothing(box: Box, cli: Cli) -> None:
+    path = box.tree / KIMI
+    path.write_text(path.read_text() + "\n\nclass KimiK25ForConditionalGeneration:\n    pass\n")
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--status", "--json")
+    assert said.code == Exit.CONFLICT
+    (entry,) = [p for p in said.json["patches"] if p["status"] == "conflict"]
+    assert (entry["name"], entry["file"]) == ("kimi-k25-eagle3", KIMI)
+    said = cli("patch", "sglang")
+    assert said.code not in (Exit.DONE, Exit.BUG)
+    assert f"{KIMI}:{entry['line']}" in said.out
+    assert box.snapshot() == before
+    assert cli("patch", "sglang", "eagle3-loader-names").code == Exit.DONE
+    assert changed(before, box.snapshot()) == {DRAFTER}
+
+
+def test_a_syntax_error_that_was_there_is_told_and_left(box: Box, cli: Cli) -> None:
+    path = box.tree / DRAFTER
+    path.write_text(path.read_text() + "def broken(:\n")
+    line = path.read_text().count("\n")
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--check")
+    assert said.code not in (Exit.DONE, Exit.BUG)
+    assert f"{DRAFTER}:{line}" in said.out
+    assert "before any patch" in said.out
+    assert box.snapshot() == before
+
+
+def test_line_ends_and_a_neighbour_edited_by_hand_are_kept(box: Box, cli: Cli) -> None:
+    kimi, drafter = box.tree / KIMI, box.tree / DRAFTER
+    kimi.write_bytes(kimi.read_bytes().replace(b"\n", b"\r\n"))
+    drafter.write_text(
+        drafter.read_text().replace(
+            "for name, loaded_weight in weights:", "for name, loaded_weight in weights:  # mine"
+        )
+    )
+    before = box.snapshot()
+    assert cli("patch", "sglang").code == Exit.DONE
+    new = kimi.read_bytes()
+    assert new.count(b"\r\n") == new.count(b"\n") > before[KIMI][1].count(b"\n")
+    assert "# mine" in drafter.read_text()
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+
+
+def test_a_linked_tree_and_a_linked_file(box: Box, cli: Cli) -> None:
+    link = box.folder / "current"
+    link.symlink_to(box.tree)
+    real = box.tree / MODELS / "kimi_k25_real.py"
+    (box.tree / KIMI).rename(real)
+    (box.tree / KIMI).symlink_to(real.name)
+    box.settings["checkout"] = str(link)
+    before = box.snapshot()
+    said = cli("patch", "sglang")
+    assert said.code == Exit.DONE, said.out + said.err
+    assert (box.tree / KIMI).is_symlink()
+    assert b"set_eagle3_layers_to_capture" in real.read_bytes()
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+    assert (box.tree / KIMI).is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts are for root")
+def test_a_read_only_tree_is_told_before_anything_is_tried(box: Box, cli: Cli) -> None:
+    mounted = subprocess.run(["mount", "--bind", str(box.tree), str(box.tree)], capture_output=True)
+    if (
+        mounted.returncode
+        or subprocess.run(["mount", "-o", "remount,ro,bind", str(box.tree)], capture_output=True).returncode
+    ):
+        subprocess.run(["umount", str(box.tree)], capture_output=True)
+        pytest.skip("this machine does not let us mount")
+    try:
+        assert cli("patch", "sglang", "--status").code == Exit.CHANGES
+        for words in (("--check",), ()):
+            said = cli("patch", "sglang", *words)
+            assert said.code not in (Exit.DONE, Exit.BUG)
+            assert "read-only" in said.out
+    finally:
+        subprocess.run(["umount", str(box.tree)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts are for root")
+def test_without_space_everything_is_as_before(box: Box, cli: Cli) -> None:
+    small = box.folder / "small"
+    small.mkdir()
+    size = sum(p.stat().st_blocks * 512 for p in box.tree.rglob("*")) + (80 << 10)
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(small)], capture_output=True
+    ).returncode:
+        pytest.skip("this machine does not let us mount")
+    try:
+        shutil.copytree(box.tree, small / "sglang")
+        free = os.statvfs(small)
+        (small / "filler").write_bytes(bytes(max(0, free.f_bavail * free.f_frsize - (80 << 10))))
+        box.tree = small / "sglang"
+        before = box.snapshot()
+        said = cli("patch", "sglang")
+        assert said.code not in (Exit.DONE, Exit.BUG), said.out
+        assert "No space left" in said.out
+        assert box.snapshot() == before
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_failed_proof_puts_everything_back(box: Box, cli: Cli) -> None:
+    """The interpreter that serves is one in which the patched code does not behave."""
+    python = box.folder / "python3"
+    python.write_text(
+        f'#!/bin/sh\nexec {sys.executable} "$@" | sed \'s/"failures": \\[\\]/"failures": ["it does nothing"]/\'\n'
+    )
+    python.chmod(0o755)
+    box.settings["python"] = str(python)
+    before = box.snapshot()
+    said = cli("patch", "sglang")
+    assert said.code == Exit.ROLLED_BACK
+    assert "it does nothing" in said.out
+    assert "everything was put back" in said.out
+    assert box.snapshot() == before
+
+
+def test_another_tree_that_is_served_is_named(box: Box, cli: Cli) -> None:
+    served = box.folder / "site-packages"
+    shutil.copytree(box.tree / "python", served)
+    box.settings["env"] = {"PYTHONPATH": str(served)}
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--status", "--json")
+    assert said.json["serves_this_tree"] is False
+    assert said.json["imported"] == str(served / "sglang")
+    said = cli("patch", "sglang")
+    assert said.code not in (Exit.DONE, Exit.BUG)
+    assert str(served / "sglang") in said.out
+    assert box.snapshot() == before
+    assert cli("patch", "sglang", "--tree", str(served)).code == Exit.DONE
+    assert b"set_eagle3_layers_to_capture" in (served / "sglang/srt/models/kimi_k25.py").read_bytes()
+    assert cli("patch", "sglang", "--tree", str(box.tree)).code == Exit.DONE  # when it is asked for by name
+    assert changed(before, box.snapshot()) == TOUCHED
+
+
+def test_the_target_decides_what_is_needed(box: Box, cli: Cli) -> None:
+    model = box.folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["InternVLChatModel"]}')
+    box.settings["model_path"] = str(model)
+    found = statuses(cli("patch", "sglang", "--status", "--json"))
+    assert found["kimi-k25-eagle3"] == "not-applicable"
+    assert found["eagle3-capture InternVLChatModel"] == "needed"
+    assert found["eagle3-loader-names"] == "needed"
+
+
+def test_own_patches_and_diffs_in_one_transaction(box: Box, cli: Cli) -> None:
+    box.commit()
+    own = box.folder / "patches"
+    own.mkdir()
+    (own / "describe.yaml").write_text(
+        "reason: a test\nfile: srt/models/llama_eagle3.py\nclass: LlamaForCausalLMEagle3\nfunctions:\n"
+        '  - code: |\n      def describe(self):\n          return "eagle3"\n'
+    )
+    path = box.tree / DRAFTER
+    stock = path.read_text()
+    path.write_text(stock.replace("EAGLE3 currently only supports 1 layer", "one layer only"))
+    (own / "wording.patch").write_text(git(box.tree, "diff") + "\n")
+    path.write_text(stock)
+    before = box.snapshot()
+    said = cli("patch", "sglang", "--own", str(own), "--status", "--json")
+    assert {statuses(said)[name] for name in ("describe", "wording")} == {"needed"}
+    said = cli("patch", "sglang", "--own", str(own))
+    assert said.code == Exit.DONE, said.out + said.err
+    text = path.read_text()
+    assert "one layer only" in text
+    assert "def describe" in text
+    assert '"midlayer."' in text
+    assert cli("patch", "sglang", "--own", str(own), "--status").code == Exit.DONE
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eagle3-loader-name"], "eagle3-loader-names"),
+        (["--json"], "--status"),
+        (["--status", "--revert"], "two things"),
+    ],
+)
+def test_mistakes_are_told_before_any_host_is_touched(box: Box, cli: Cli, words: list[str], told: str) -> None:
+    box.port = 1  # nobody listens there
+    said = cli("patch", "sglang", *words)
+    assert said.code == Exit.USAGE
+    assert told in said.err
+
+
+def test_a_folder_without_sglang_is_told(box: Box, cli: Cli) -> None:
+    said = cli("patch", "sglang", "--status", "--tree", str(box.folder))
+    assert said.code not in (Exit.DONE, Exit.BUG)
+    assert "no SGLang source" in said.err
