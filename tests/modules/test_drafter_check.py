@@ -1,0 +1,154 @@
+"""A drafter checked against a host: what counts is what the host's own source, settings and target are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opsctl import modules
+from opsctl.agent.protocol import Reply
+from opsctl.drafter.versions import KNOWN
+from opsctl.modules.contract import Action, Outcome
+from opsctl.remote.host import RemoteHost
+from opsctl.sglang import drafting
+from tests.drafter.build import Dims, Drafter, multimodal, specforge, target
+from tests.modules.conftest import site
+
+DELEGATES = """
+    def get_embed_and_head(self):
+        return self.language_model.get_embed_and_head()
+
+    def set_eagle3_layers_to_capture(self, layer_ids=None):
+        self.language_model.set_eagle3_layers_to_capture(layer_ids)
+
+    def set_embed_and_head(self, embed, head):
+        self.language_model.set_embed_and_head(embed, head)
+"""
+KIMI = """
+from sglang.srt.models.deepseek_v2 import DeepseekV3ForCausalLM
+
+
+class KimiK25ForConditionalGeneration:
+    def __init__(self, config):
+        self.language_model = DeepseekV3ForCausalLM(config.text_config)
+{methods}
+
+EntryClass = [KimiK25ForConditionalGeneration]
+"""
+DEEPSEEK = """
+class DeepseekV2ForCausalLM:
+    def get_embed_and_head(self):
+        return self.model.embed_tokens.weight, self.lm_head.weight
+
+    def set_embed_and_head(self, embed, head):
+        self.model.embed_tokens.weight = embed
+
+    def set_eagle3_layers_to_capture(self, layer_ids=None):
+        self.capture_aux_hidden_states = True
+        self.model.layers_to_capture = [val + 1 for val in layer_ids]
+
+
+class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
+    pass
+
+
+EntryClass = [DeepseekV2ForCausalLM, DeepseekV3ForCausalLM]
+"""
+
+
+def checkout(top: Path, version: str, captures: bool) -> str:
+    models = top / "sglang/python/sglang/srt/models"
+    models.mkdir(parents=True)
+    (models.parent.parent / "version.py").write_text(f'__version__ = "{version}"\n')
+    (models / "kimi_k25.py").write_text(KIMI.format(methods=DELEGATES if captures else ""))
+    (models / "deepseek_v2.py").write_text(DEEPSEEK)
+    return str(top / "sglang")
+
+
+def settings(top: Path, version: str = "0.5.9", captures: bool = True, **more: Any) -> dict[str, Any]:
+    model = top / "target"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(multimodal(target(Dims()))))
+    launch = {"speculative-algorithm": "EAGLE3", **more.pop("launch", {})}
+    found = {"checkout": checkout(top, version, captures), "model_path": str(model), "tp": 2, "launch": launch}
+    return {**found, **more}
+
+
+def check(host: RemoteHost, sglang: dict[str, Any], **args: Any) -> Outcome:
+    action = modules.get("drafter_check")
+    assert isinstance(action, Action)
+    at = site({"sglang": sglang}, project=Path("/"))
+    return action.run(action.args.model_validate(args), host, at, lambda text, fraction: None)
+
+
+def sound() -> Drafter:
+    built = specforge()
+    built.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 29, 57], "use_aux_hidden_state": True}
+    return built
+
+
+def test_a_drafter_that_fits_passes_and_says_what_is_captured(local_host: RemoteHost, tmp_path: Path) -> None:
+    found = check(local_host, settings(tmp_path), path=str(sound().write(tmp_path / "d")))
+    assert found.failed is None
+    assert found.values["outcome"] == {"0.5.9": "ok"}
+    text = "\n".join(found.lines)
+    assert "output of layers [1, 29, 57]" in text
+    assert "hands capture to self.language_model" in text
+    assert "EAGLE3, tp 2" in text
+
+
+@pytest.mark.parametrize(("version", "captures"), [("0.5.12", False), ("0.5.9", True)])
+def test_the_source_decides_what_the_target_can_and_not_its_version(
+    local_host: RemoteHost, tmp_path: Path, version: str, captures: bool
+) -> None:
+    found = check(local_host, settings(tmp_path, version, captures), path=str(sound().write(tmp_path / "d")))
+    blocked = any(f["check"] == "target-capture" for f in found.values["findings"])
+    assert blocked is not captures
+    assert (found.failed is None) is captures
+
+
+def test_a_fault_fails_with_its_remedy_unless_it_is_accepted(local_host: RemoteHost, tmp_path: Path) -> None:
+    faulty = sound()
+    faulty.rename("midlayer.", "layers.0.")
+    path, host = str(faulty.write(tmp_path / "d")), settings(tmp_path)
+    found = check(local_host, host, path=path)
+    assert found.failed is not None
+    assert found.failed.startswith("silent-garbage [tensor-names] layers.0.*")
+    assert "rename layers.0. to midlayer." in str(found.hint)
+    accepted = check(local_host, host, path=path, accept=["tensor-names", "tensor-missing"])
+    assert accepted.failed is None
+    mistyped = check(local_host, host, path=path, accept=["tensor-name"])
+    assert mistyped.failed is not None
+    assert any("did you mean 'tensor-names'" in line for line in mistyped.lines)
+
+
+def test_launch_settings_are_those_of_the_host(local_host: RemoteHost, tmp_path: Path) -> None:
+    launch = {"context-length": 262144, "tp": 16}
+    host = settings(tmp_path, launch=launch)
+    found = check(local_host, host, path=str(sound().write(tmp_path / "d")), accept=[])
+    assert {"context-length", "tp-division"} <= {f["check"] for f in found.values["findings"]}
+    host["env"] = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    assert "load-error" not in {
+        f["verdict"]
+        for f in check(local_host, host, path=str(tmp_path / "d")).values["findings"]
+        if f["check"] == "context-length"
+    }
+
+
+def test_a_folder_of_the_host_is_judged_where_it_lies(host: RemoteHost, tmp_path: Path) -> None:
+    path = str(sound().write(tmp_path / "d"))
+    here = check(host, settings(tmp_path), path=path)
+    there = check(host, settings(tmp_path / "again"), host_path=path)
+    assert there.failed is None
+    assert there.values["digest"] == here.values["digest"]
+
+
+def test_what_cannot_be_found_out_is_said() -> None:
+    met = drafting.meet(lambda calls: [Reply([]) for _ in calls], {"port": 30000})  # no server runs
+    text = "\n".join(met.unknown)
+    assert "the target: no model_path" in text
+    assert "every version is judged" in text
+    assert met.versions == KNOWN
