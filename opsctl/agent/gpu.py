@@ -14,6 +14,7 @@ from opsctl.agent import detached, gpuhost, gpupci, gpuproc
 from opsctl.agent.protocol import Context
 
 SMI = "nvidia-smi"
+STAYS = 0.5  # seconds in which a process that only passes through D state has left it
 QUICK = 10.0  # seconds for a program that normally answers at once
 _CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
 # A login without root often lacks the folders where these tools live.
@@ -58,7 +59,7 @@ def gather(
     env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + _ALSO]))
     began = time.monotonic()
     entries = gpuproc.table(root)
-    stuck = gpuproc.stuck(entries, SMI)
+    stuck = _stays_stuck(root, gpuproc.stuck(entries, SMI))
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick),
         "klog": lambda: _kernel_log(call, env, keep),
@@ -93,6 +94,14 @@ def gather(
     found["processes"] = _processes(entries, smi, _servers(found, servers or []), server, root)
     found["seconds"] = time.monotonic() - began
     return found
+
+
+def _stays_stuck(root: str, pids: List[int]) -> List[int]:
+    """Those still in D after a moment: a healthy nvidia-smi passes through it."""
+    if pids:
+        time.sleep(STAYS)
+    now = gpuproc.states(root, pids)
+    return [pid for pid in pids if now.get(pid) == "D"]
 
 
 def _side_by_side(tasks: Dict[str, Callable[[], Any]], seconds: float) -> Json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
-from opsctl.errors import Exit
+from opsctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from opsctl.gpu.cleaning import Findings
@@ -58,15 +58,20 @@ def _find(remote: RemoteHost, host: InventoryHost) -> Findings:
     from opsctl.gpu import cleaning, gathered
 
     expected = wanted_of(host)
-    calls = [gathered.ask(expected), Call("gpuclean.files")]
+    calls = [gathered.ask(expected), Call("gpuclean.files", {"root": expected.root})]
     found, files = remote.batch(calls, timeout=expected.seconds)
     return cleaning.findings(gathered.evidence(found.result, expected), files.result, found.result.get("server_uid"))
 
 
 def _remove(remote: RemoteHost, host: InventoryHost) -> list[dict[str, Any]]:
     """What is ours is decided anew: between the list and the consent things may have changed."""
+    from opsctl.cli.health_hosts import wanted_of
     from opsctl.gpu import cleaning
 
+    if wanted_of(host).root != "/":
+        raise UsageError(
+            "leftovers seen through another root are listed, not removed", hint="run it on the host itself"
+        )
     found = _find(remote, host)
     call = cleaning.removal(found, found.removable_processes, found.removable_files)
     told: list[dict[str, Any]] = remote.call(call, timeout=90.0).result["done"]

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, tell_errors
 from opsctl.errors import Exit, UsageError
 from opsctl.secret import mask
+from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
@@ -43,6 +44,8 @@ def spread(args: Sequence[str], option: str) -> list[str]:
             found.append(word)
     return found
 
+
+_OF_THE_GPUS = ("driver.", "smi.", "gpu.count", "gpu.lost", "gpu.recovery", "pcie.", "ecc.")
 
 app = typer.Typer(
     cls=_Health,
@@ -99,7 +102,7 @@ def health(
         evidence = [(one.host.name, one.value) for one in done if one.value is not None]
         reports = health_hosts.reports(done, checks)
     if record:
-        _print_profile([one for _, one in evidence], json_output)
+        _print_profile(evidence, reports, json_output)
         raise typer.Exit(tell_errors(unreached))
     finish(reports, json_output=json_output, junit=junit, verbose=verbose, unreached=unreached)
 
@@ -149,21 +152,32 @@ def _names(option: str) -> list[str]:
     return [name.strip() for name in option.split(",") if name.strip()]
 
 
-def _print_profile(evidence: list[Evidence], json_output: bool) -> None:
+def _print_profile(evidence: list[tuple[str, Evidence]], reports: list[HostReport], json_output: bool) -> None:
+    """The profile as the inventory takes it, below `vars:` of the host. What is broken is not made the rule."""
     from opsctl.gpu.profile import record
 
-    readings = [r for e in evidence for r in e.readings if r.gpus]
-    if len(readings) != 1 or readings[0].truncated:
-        raise UsageError("a profile is recorded from one complete reading of nvidia-smi", hint="name one file of -q -x")
-    profile = record(readings[0].gpus, readings[0].driver).dump()
+    for report in reports:
+        broken = [r for r in report.results if r.verdict.rank > 2 and r.check.startswith(_OF_THE_GPUS)]
+        if broken:
+            raise UsageError(
+                f"not recorded: {broken[0].check} fails: {broken[0].found.evidence}",
+                where=report.host,
+                hint="a profile is what a healthy host looks like; settings alone can be written by hand",
+            )
+    readings = [(name, r) for name, e in evidence for r in e.readings if r.gpus]
+    if len(readings) != 1 or readings[0][1].truncated:
+        hint = "choose one with --host NAME, or one file of nvidia-smi -q -x with --capture"
+        raise UsageError(f"a profile is recorded from one complete reading, and there are {len(readings)}", hint=hint)
+    document = {"health": {"profile": record(readings[0][1].gpus, readings[0][1].driver).dump()}}
     if json_output:
         import json
 
-        typer.echo(json.dumps(profile, indent=2))
+        typer.echo(json.dumps(document, indent=2))
     else:
         import yaml
 
-        typer.echo(yaml.safe_dump({"gpu_profile": profile}, sort_keys=False).rstrip())
+        typer.echo(f"# vars of {printable(readings[0][0])} in the inventory")
+        typer.echo(yaml.safe_dump(document, sort_keys=False).rstrip())
 
 
 def _show_explanation(found: Explanation) -> None:

@@ -1,9 +1,11 @@
-"""Open capture files: plain, gzip or zstandard, folders and archives. Sizes are capped: an archive may be hostile."""
+"""Open capture files: plain or compressed, folders and archives. Sizes are capped: an archive may be hostile."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import tarfile
 import zipfile
 import zlib
@@ -59,16 +61,30 @@ def _open(name: str, data: bytes, origin: str, folder: str, packed: bool) -> Ite
         if not packed:
             yield from archive(data, name)
     else:
-        encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-        yield Member(name, data.decode(encoding, "replace"), origin, folder, packed)
+        yield Member(name, data.decode(_encoding(data), "replace"), origin, folder, packed)
+
+
+def _encoding(data: bytes) -> str:
+    """Windows tools write UTF-16, not always with a mark; every other byte of ASCII in it is zero."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    start = data[:512]
+    zeros = max(len(start) // 3, 1)
+    if start[1::2].count(0) >= zeros:
+        return "utf-16-le"
+    return "utf-16-be" if start[::2].count(0) >= zeros else "utf-8"
 
 
 def _unpacked(data: bytes, name: str) -> bytes:
     try:
+        for mark, module in ((b"BZh", bz2), (b"\xfd7zXZ\0", lzma)):
+            if data.startswith(mark):
+                with module.open(io.BytesIO(data)) as stream:
+                    return _capped(stream.read(MAX_BYTES + 1), name)
         if data[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(data)) as stream:
                 return _capped(stream.read(MAX_BYTES + 1), name)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise Unreadable(f"damaged archive: {error}", where=name) from error
     return _unzstd(data, name) if data[:4] == b"\x28\xb5\x2f\xfd" else data
 

@@ -13,6 +13,7 @@ from opsctl.gpu.bundle import Member
 from opsctl.gpu.model import Evidence, Host, KernelLog, Reading
 
 _SECTION = re.compile(r"^#{20,}\n# (?P<part>[^\n]*?) :: [^\n]*\n(?:# \$[^\n]*\n)?#{20,}\n", re.MULTILINE)
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's colours and underlines, pasted along
 _PREFERRED = ("xml", "text", "csv", "table", "list")
 
 
@@ -21,7 +22,7 @@ def read(text: str, name: str) -> Evidence | None:
 
     Raises Unreadable for XML that is hostile or without a single value.
     """
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = _ANSI.sub("", text.removeprefix("\ufeff")).replace("\r\n", "\n").replace("\r", "\n")
     start = text.lstrip()
     if not start:
         return Evidence()

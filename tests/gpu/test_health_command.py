@@ -61,7 +61,7 @@ def test_mistakes_in_the_inventory_are_told_without_a_traceback(host: FakeHost, 
 def test_recorded_profile_is_accepted_back(host: FakeHost) -> None:
     code, out, _ = _opsctl(host, "health", "--record", "--json")
     assert code == 0
-    code, out, _ = _opsctl(host, "health", "--json", "--only", "gpu,pcie", health=f"{{profile: {out.strip()}}}")
+    code, out, _ = _opsctl(host, "health", "--json", "--only", "gpu,pcie", health=json.dumps(json.loads(out)["health"]))
     assert {c["verdict"] for c in json.loads(out)["hosts"][0]["checks"]} <= {"pass", "skip"}
 
 

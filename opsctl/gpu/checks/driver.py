@@ -16,6 +16,8 @@ def loaded(evidence: Evidence, settings: Settings) -> list[Found]:
     if refused:
         return [fail(e.text, value=e.rc) for e in refused]
     host = evidence.host
+    if settings.profile.gpus == 0 and not evidence.readings and host.driver_loaded is None:
+        return skip("the profile expects no GPU")
     if evidence.smi_run and evidence.smi_run.missing and host.driver_loaded is None:
         if settings.profile.gpus == 0:
             return skip(NO_GPUS)
@@ -84,7 +86,7 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
         found.append(fail(f"{len(pci)} GPUs on PCI, {expected} expected", len(pci), expected))
     elif pci is not None and not pci and expected == 0:
         return skip(NO_GPUS)
-    elif pci is not None and not pci and evidence.smi_run:
+    elif pci is not None and not pci and evidence.smi_run and expected != 0:
         found.append(fail("no NVIDIA GPU on PCI", 0, expected))
     for reading in evidence.readings:
         found += _listed(reading, pci, expected)
@@ -94,6 +96,10 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
         return [f for f in found if f.verdict is Verdict.FAIL]
     if found:
         return found[:1]
+    if pci and expected == 0:
+        return [warn(f"{len(pci)} GPUs on PCI, none expected", len(pci), 0)]
+    if pci == [] and expected == 0:
+        return [sound("no GPU, as expected", 0, 0)]
     if pci:
         return [sound(f"{len(pci)} GPUs on PCI", len(pci), expected)]
     return skip(no_reading(evidence) if not evidence.pci else "no NVIDIA GPU in the PCI list")
