@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang lint format bench docs capture-gpu clean
+.PHONY: help demo test test-sglang lint format bench docs man capture-gpu clean
 
 help:
 	@echo "make demo         deploy a good and a bad drafter on a practice host on this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        side-by-side benchmarks (root: it makes network namespaces)"
 	@echo "make docs         build the documentation site into site/"
+	@echo "make man          write the manual page to docs/man/opsctl.1"
 	@echo "make capture-gpu  record this machine's GPU state as a test capture"
 
 demo: $(READY)
@@ -42,7 +43,11 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+man: $(READY)
+	@mkdir -p docs/man
+	$(BIN)/opsctl doc man > docs/man/opsctl.1
 
 capture-gpu: $(READY)
 	$(BIN)/python -m tests.gpu.take_capture

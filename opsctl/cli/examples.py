@@ -11,23 +11,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "patch check": ("opsctl patch check --tree ~/sglang", "opsctl patch check --tree ~/sglang --own patches --diff"),
     "patch list": ("opsctl patch list",),
     "patch show": ("opsctl patch show eagle3-loader-strict",),
-    "patch sglang": (
-        "opsctl patch sglang --host k25 --check",
-        "opsctl patch sglang --host k25",
-        "opsctl patch sglang --host k25 --revert",
-    ),
     "drafter check": (
         "opsctl drafter check ./my-drafter --target /data/models/Kimi-K2.5 --sglang 0.5.9",
         "opsctl drafter check ./my-drafter --json",
     ),
     "drafter compare": ("opsctl drafter compare ./old-drafter ./new-drafter",),
     "drafter convert": ("opsctl drafter convert ./speculators-drafter ./my-drafter --to sglang",),
-    "drafter stage": ("opsctl drafter stage ./my-drafter --host k25",),
     "server status": ("opsctl server status", "opsctl server status --host k25 --json"),
-    "server start": ("opsctl server start --host k25",),
-    "server stop": ("opsctl server stop --host k25",),
-    "server restart": ("opsctl server restart --host k25",),
-    "server wait": ("opsctl server wait --host k25",),
     "clean": ("opsctl clean --host k25",),
     "probe": (
         "opsctl probe --host k25",

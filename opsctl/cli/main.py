@@ -78,6 +78,7 @@ def build(argv: Sequence[str]) -> TyperGroup:
     root.callback()(_root)
     group = typer.main.get_group(root)
     group.commands = dict(commands)
+    group.params += typer.main.get_install_completion_arguments()
     return group
 
 
