@@ -6,10 +6,10 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,16 +17,14 @@ from opsctl.cli.hosts import on_each, tell_errors
 from opsctl.cli.playing import stoppable
 from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.gpu import wanted
-from opsctl.secret import Secret, mask
-from opsctl.sglang.log_collect import Collected, Source, Wish, collect, since_run
-from opsctl.text import one_line, printable, size
+from opsctl.secret import mask
+from opsctl.sglang.log_collect import Collected, Source, Wish, collect, secrets_in, since_run, told
+from opsctl.text import one_line, printable
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
-
-_MOST_FAILED = 6
 
 
 class _Stopped(OpsctlError):
@@ -61,20 +59,6 @@ def source(host: InventoryHost) -> Source:
 def expected(host: InventoryHost) -> wanted.Wanted:
     """What the inventory says that a host's health depends on. Raises UsageError."""
     return wanted.of(host.variables.get("health"), host.sglang.model_dump(), host.name)
-
-
-def secrets_in(value: Any) -> Iterator[Secret]:
-    """Every secret inside settings."""
-    if isinstance(value, Secret):
-        yield value
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from secrets_in(element)
-    elif isinstance(value, list | tuple):
-        for element in value:
-            yield from secrets_in(element)
-    elif hasattr(value, "model_dump"):
-        yield from secrets_in(vars(value))
 
 
 def learn(hosts: Iterable[InventoryHost]) -> None:
@@ -137,22 +121,5 @@ def _show(done: Sequence[Done[Collected]], *, as_json: bool) -> None:
         return
     for one in done:
         if one.value:
-            for line in lines(one.host.name, one.value):
+            for line in told(one.host.name, one.value):
                 typer.echo(printable(mask(line)))
-
-
-def lines(host: str, made: Collected) -> Iterator[str]:
-    """What a bundle is, in words."""
-    yield f"{host}: {made.path}"
-    yield f"  {size(made.size)}, {made.parts} parts, {size(made.travelled)} travelled, {made.masked} values masked"
-    if made.failed:
-        told = [f"{name} ({why})" for name, why in list(made.failed.items())[:_MOST_FAILED]]
-        more = f", and {len(made.failed) - _MOST_FAILED} more" if len(made.failed) > _MOST_FAILED else ""
-        yield f"  not there: {', '.join(told)}{more}"
-    for note in made.notes:
-        yield f"  note: {one_line(note)}"
-    error = made.log.first_error if made.log else None
-    if error:
-        yield f"  first error in the log: {error.at or '?'}: {one_line(error.message, 160)}"
-        if error.cause:
-            yield f"    → {one_line(error.cause, 200)}"

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from opsctl.agent.protocol import Call
-from opsctl.cli.logs_collect import expected, secrets_in
+from opsctl.cli.logs_collect import expected
 from opsctl.errors import AuthFailed, Exit, HostKeyError, OpsctlError, Unreachable, UsageError
 from opsctl.secret import mask
+from opsctl.sglang.log_collect import secrets_in
 from opsctl.sglang.log_parts import Server
 from opsctl.text import printable
 

@@ -25,6 +25,7 @@ MODULES: dict[str, str] = {
     "gpu_health": "gpu_health:GpuHealth",
     "http": "http:Http",
     "line": "line:Line",
+    "logs_collect": "logs_collect:LogsCollect",
     "probe": "probe:Probe",
     "process": "process:Process",
     "raw": "raw:Raw",

@@ -18,9 +18,10 @@ from opsctl.gpu.wanted import Wanted
 from opsctl.secret import Secret, revealed
 from opsctl.sglang import log_findings, log_parts, log_survey, timeline
 from opsctl.sglang.log_bundle import Spool
-from opsctl.text import one_line
+from opsctl.text import one_line, size
 
 _LONGEST = 900.0  # seconds for everything a host gathers; each part has its own, shorter limit
+_MOST_FAILED = 6  # parts that are named
 _BEFORE_RUN = 300.0  # seconds of the log before a run that are of interest
 
 _REDACTS = ("serverlog.scan",)  # calls that take secrets to mask in what they answer
@@ -238,3 +239,34 @@ def since_run(host: Asked, run: str) -> float:
     except RemoteError as error:
         raise UsageError(f"this host knows no run {run}", hint="opsctl history lists them") from error
     return max(0.0, float(now) - float(begun)) + _BEFORE_RUN
+
+
+def secrets_in(value: Any) -> Iterator[Secret]:
+    """Every secret inside settings."""
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from secrets_in(element)
+    elif isinstance(value, list | tuple):
+        for element in value:
+            yield from secrets_in(element)
+    elif hasattr(value, "model_dump"):
+        yield from secrets_in(vars(value))
+
+
+def told(host: str, made: Collected) -> Iterator[str]:
+    """What a bundle is, in words."""
+    yield f"{host}: {made.path}"
+    yield f"  {size(made.size)}, {made.parts} parts, {size(made.travelled)} travelled, {made.masked} values masked"
+    if made.failed:
+        told = [f"{name} ({why})" for name, why in list(made.failed.items())[:_MOST_FAILED]]
+        more = f", and {len(made.failed) - _MOST_FAILED} more" if len(made.failed) > _MOST_FAILED else ""
+        yield f"  not there: {', '.join(told)}{more}"
+    for note in made.notes:
+        yield f"  note: {one_line(note)}"
+    error = made.log.first_error if made.log else None
+    if error:
+        yield f"  first error in the log: {error.at or '?'}: {one_line(error.message, 160)}"
+        if error.cause:
+            yield f"    → {one_line(error.cause, 200)}"
