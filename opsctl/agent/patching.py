@@ -40,7 +40,9 @@ def look(
     serving = next((one for one in found if _flag(one["argv"], "--port", "30000") == str(port)), None)
     imported = serving["package"] if serving else servers.located(python, "/", _environment(path)) if python else None
     if root is None and imported is None:
-        raise AgentError("not-found", "no server runs on this host, so it cannot be told which tree is served")
+        raise AgentError(
+            "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
+        )
     architectures = _architectures(model or (_flag(serving["argv"], "--model-path", None) if serving else None))
     reply = source.gather(
         call,

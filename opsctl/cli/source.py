@@ -1,24 +1,42 @@
-"""opsctl source: read an SGLang source tree without moving it."""
+"""opsctl source: read an SGLang source tree, here or on a host, without moving it."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.errors import UsageError
 from opsctl.text import one_line, printable
+
+if TYPE_CHECKING:
+    from opsctl.agent.protocol import Call, Reply
+    from opsctl.sglang.tree import Reader
 
 app = typer.Typer(no_args_is_help=True)
 
-_TREE = typer.Option("--tree", help="Root of an SGLang checkout, or the folder that contains sglang/.")
+_LIMIT = 120.0  # seconds for one look
+TreeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tree",
+        metavar="FOLDER",
+        help="Root of a checkout, or the folder that contains sglang/: on this machine, with --host on that host "
+        "(default there: its checkout).",
+    ),
+]
 _JSON = typer.Option("--json", help="One JSON object on standard output.")
 
 
 @app.command()
 def facts(
-    tree: Annotated[Path, _TREE],
+    tree: TreeOption = None,
+    host: HostOption = None,
+    inventory: InventoryOption = None,
     targets: Annotated[
         list[str] | None, typer.Option("--for-target", metavar="CLASS", help="A target model class; may be repeated.")
     ] = None,
@@ -26,10 +44,11 @@ def facts(
 ) -> None:
     """What the source does with a draft model and a target, each with the lines that prove it."""
     from opsctl.sglang import facts as source_facts
-    from opsctl.sglang.tree import here, load, unknown_class
+    from opsctl.sglang.tree import load, unknown_class
 
     chosen = targets or list(source_facts.DEFAULT_TARGETS)
-    found = load(here, str(tree), chosen)
+    with _reading(tree, inventory, host) as (read, root):
+        found = load(read, root, chosen)
     for target in targets or ():
         if not found.classes.get(target):
             raise unknown_class(found, target)
@@ -51,7 +70,9 @@ def facts(
 @app.command()
 def grep(
     pattern: Annotated[str, typer.Argument(help="A regular expression.")],
-    tree: Annotated[Path, _TREE],
+    tree: TreeOption = None,
+    host: HostOption = None,
+    inventory: InventoryOption = None,
     globs: Annotated[
         list[str] | None, typer.Option("--glob", help="Only files of this name or path, as in '*eagle*.py'.")
     ] = None,
@@ -60,14 +81,14 @@ def grep(
 ) -> int:
     """Lines of the source that match a pattern. Exit code 4 if there are none."""
     from opsctl.agent.protocol import AgentError, Call
-    from opsctl.errors import Exit, UsageError
-    from opsctl.sglang.tree import here
+    from opsctl.errors import Exit
 
-    arguments = {"root": str(tree), "pattern": pattern, "globs": globs or ["*.py"], "limit": limit}
-    try:
-        found = here(Call("source.grep", arguments)).result
-    except AgentError as error:
-        raise UsageError(error.message) from error
+    with _reading(tree, inventory, host) as (read, root):
+        arguments = {"root": root, "pattern": pattern, "globs": globs or ["*.py"], "limit": limit}
+        try:
+            found = read(Call("source.grep", arguments)).result
+        except AgentError as error:
+            raise UsageError(error.message) from error
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -81,14 +102,16 @@ def grep(
 @app.command()
 def show(
     what: Annotated[list[str], typer.Argument(help="Class, Class.method, function, path.py:line or path.py:from-to.")],
-    tree: Annotated[Path, _TREE],
+    tree: TreeOption = None,
+    host: HostOption = None,
+    inventory: InventoryOption = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """A class, a method (followed to the parent that defines it) or lines of a file, with line numbers."""
     from opsctl.sglang import show as parts
-    from opsctl.sglang.tree import here
 
-    found = parts.show(here, str(tree), what)
+    with _reading(tree, inventory, host) as (read, root):
+        found = parts.show(read, root, what)
     if as_json:
         typer.echo(json.dumps({"parts": [part.to_json() for part in found]}, indent=2))
         return
@@ -96,3 +119,29 @@ def show(
         typer.echo(printable(f"{part.file}:{part.first}-{part.last}{f'  ({part.note})' if part.note else ''}"))
         for number, line in enumerate(part.text.split("\n"), part.first):
             typer.echo(printable(f"{number:6}  {line}"))
+
+
+@contextmanager
+def _reading(tree: str | None, inventory: str | None, host: str | None) -> Iterator[tuple[Reader, str]]:
+    """What makes calls where the tree is, and its root. Raises UsageError where neither tree nor host is told."""
+    if tree is not None and host is None:
+        from opsctl.sglang.tree import here
+
+        yield here, tree
+        return
+    from opsctl.cli.hosts import the_host
+    from opsctl.remote.host import connect
+
+    chosen = the_host(inventory, host)
+    root = tree or chosen.sglang.checkout
+    if root is None:
+        raise UsageError(
+            f"{chosen.name}: the inventory does not say where its source tree is",
+            hint="set `checkout` in its sglang section, or name it with --tree",
+        )
+    with connect(chosen.connection()) as remote:
+
+        def call(asked: Call) -> Reply:
+            return remote.call(asked, timeout=_LIMIT)
+
+        yield call, root

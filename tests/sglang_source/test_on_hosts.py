@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,14 +89,14 @@ Cli = Callable[..., Said]
 
 
 @pytest.fixture
-def cli(box: Box, capfd: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+def cli(box: Box, capfd: pytest.CaptureFixture[str]) -> Cli:
     def call(*words: str) -> Said:
         command = ["-i", str(box.inventory)]
         capfd.readouterr()
         code = run([*words, *command])
         return Said(code, *capfd.readouterr())
 
-    yield call
+    return call
 
 
 def statuses(said: Said) -> dict[str, str]:
@@ -397,3 +397,22 @@ def test_a_folder_without_sglang_is_told(box: Box, cli: Cli) -> None:
     said = cli("patch", "sglang", "--status", "--tree", str(box.folder))
     assert said.code not in (Exit.DONE, Exit.BUG)
     assert "no SGLang source" in said.err
+
+
+def test_source_is_read_where_it_lies(box: Box, cli: Cli) -> None:
+    found = cli("source", "grep", "set_embed|get_embed", "--glob", "*/models/llama.py", "--json").json
+    assert [m["line"] for m in found["matches"]] == [509, 525, 749, 752, 760, 763]
+    said = cli("source", "show", "LlamaForCausalLMEagle3.set_embed", "--host", "box")
+    assert said.code == Exit.DONE
+    assert f"{MODELS}/llama.py:" in said.out  # the parent defines it
+    words = ("source", "facts", "--for-target", "KimiK25ForConditionalGeneration", "--json")
+    there, here = cli(*words), cli(*words, "--tree", str(box.tree))
+    assert there.json["tree"] == str(box.tree)
+    assert there.json == here.json
+
+
+def test_source_on_a_host_without_a_checkout_asks_for_one(box: Box, cli: Cli) -> None:
+    box.settings["checkout"] = None
+    said = cli("source", "grep", "x")
+    assert said.code == Exit.USAGE
+    assert "checkout" in said.err
