@@ -82,8 +82,9 @@ class PlainView:
         )
         took = f" ({duration(event.seconds)})" if event.seconds >= 1 or self.verbose else ""
         self._line(f"{event.host}: {word}: {event.task}{summary}{took}")
-        for name, value in event.measures.items():
-            self._line(f"    {name} = {value:g}")
+        if self.verbose or not event.lines:  # otherwise the lines say it in words
+            for name, value in event.measures.items():
+                self._line(f"    {name} = {value:g}")
         for line in event.lines:
             self._line(f"    {line}")
         if self.diff:
