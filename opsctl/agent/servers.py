@@ -28,21 +28,27 @@ _MOST_FILES = 20000
 def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
-    {pid, argv, started, now, user, session, cwd, python, environment, unit, container, log, log_size, boot}: times are
-    in seconds since the epoch; unit and container as the control group names them; log is the file that standard output
-    goes to; environment is None where we may not read it. With `locate` also {package, newest, newest_file}: the folder
+    {pid, start, members, argv, started, now, user, session, cwd, python, environment, unit, container, log, log_size,
+    boot}: times are in seconds since the epoch, start in clock ticks since boot; members are the pids of the server;
+    unit and container as the control group names them; log is the file that standard output goes to; environment is
+    None where we may not read it. With `locate` also {package, newest, newest_file}: the folder
     of the `sglang` package that it imported (found by asking its own interpreter), or None, and the file of it that was
-    changed last.
+    changed last; and commit, of the checkout that holds the package, where one does.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]
     own = {server["pid"] for server in found}
     first = [server for server in found if server["parent"] not in own]
+    if first:
+        parents = _parents()
+        for server in first:
+            server["members"] = _family(server["pid"], parents)
     if locate:
         for server in first:
             package = _package(server["pid"])
             newest, newest_file = _newest(package) if package else (None, None)
-            server.update(package=package, newest=newest, newest_file=newest_file)
+            commit = _commit(package) if package else None
+            server.update(package=package, newest=newest, newest_file=newest_file, commit=commit)
     return sorted(first, key=lambda server: (server["started"], server["pid"]))
 
 
@@ -56,10 +62,11 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
     log = _log(pid)
     return {
         "pid": pid,
+        "start": process.start,
         "parent": process.parent,
         "session": process.session,
         "argv": _masked(argv),
-        "started": _boot_time() + process.start / os.sysconf("SC_CLK_TCK"),
+        "started": _began(process),
         "now": time.time(),
         "user": _user(pid),
         "cwd": _link(pid, "cwd"),
@@ -125,6 +132,39 @@ def located(python: str, cwd: str, environment: Dict[str, str]) -> Optional[str]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     return next((place for place in places if os.path.isdir(place)), None)
+
+
+def _parents() -> Dict[int, int]:
+    looked = (pids.look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {process.pid: process.parent for process in looked if process is not None}
+
+
+def _family(pid: int, parents: Dict[int, int]) -> List[int]:
+    """A process and all its descendants."""
+    family = {pid}
+    grown = True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in family} - family
+        family |= more
+        grown = bool(more)
+    return sorted(family)
+
+
+def _commit(package: str) -> Optional[str]:
+    """The commit of the checkout that tracks this package; None where it was installed otherwise."""
+    git = ["git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-C", package]
+    said = []
+    for words in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]):
+        try:
+            done = subprocess.run(
+                git + words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5.0
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        if done.returncode != 0:
+            return None
+        said = done.stdout.decode("ascii", "replace").split()
+    return said[0] if said else None
 
 
 def _newest(package: str) -> Any:
@@ -209,8 +249,9 @@ def _user(pid: int) -> Optional[str]:
         return str(uid)
 
 
-def _boot_time() -> float:
-    return float(_match(r"^btime (\d+)$", _read("/proc/stat")) or 0)
+def _began(process: pids.Process) -> float:
+    # Not from btime of /proc/stat: that is cut to whole seconds, and source is patched a moment before a restart.
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / os.sysconf("SC_CLK_TCK"))
 
 
 def _match(pattern: str, text: str) -> Optional[str]:

@@ -1,31 +1,29 @@
-"""`opsctl server`: the state of the SGLang servers of hosts."""
+"""`opsctl server`: the SGLang servers of hosts: what runs, start, stop, restart, wait."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption
-from opsctl.errors import Exit, OpsctlError
-from opsctl.secret import Secret
+from opsctl.cli.playing import CheckOption, DiffOption, LockWaitOption, OutputOption, Showing, VerboseOption, YesOption
+from opsctl.errors import UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.agent.protocol import Call, Reply
-    from opsctl.sglang.http import Server
     from opsctl.sglang.status import Status
 
-app = typer.Typer(no_args_is_help=True, help="Status of servers.")
+app = typer.Typer(no_args_is_help=True, help="The SGLang servers of hosts: status, start, stop, restart, wait.")
 
-
-@app.callback()
-def server() -> None:
-    """Keeps `status` a command of its own."""
+ReadyOption = Annotated[
+    str | None, typer.Option("--ready-timeout", metavar="DURATION", help="Longest time from start to first token.")
+]
+AdoptOption = Annotated[bool, typer.Option("--adopt", help="Take over a server that opsctl did not start.")]
 
 
 @app.command()
@@ -36,65 +34,136 @@ def status(
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """What runs where: process or unit, code, models, and whether it answers."""
-    value = os.environ.get(api_key_env)
-    key = Secret(value) if value else None
-    found, code = _here(key) if here else _there(inventory, host, key)
+    """What runs where: process or unit, code, models, flags, GPU memory, and whether it generates tokens."""
+    from opsctl.cli import server_look
+
+    key = os.environ.get(api_key_env)
+    found, code = server_look.here(key) if here else server_look.there(inventory, host, key)
     if as_json:
         typer.echo(json.dumps({name: [asdict(s) for s in servers] for name, servers in found.items()}))
         return code
-    from opsctl.sglang.status import lines
-
     for name, servers in found.items():
-        typer.secho(f"{name}: {len(servers) or 'no'} server{'' if len(servers) == 1 else 's'}", bold=True)
-        for one in servers:
-            for line in lines(one):
-                typer.echo(f"  {printable(line)}")
+        _show(name, servers)
     return code
 
 
-def _here(key: Secret | None) -> tuple[dict[str, list[Status]], int]:
-    import httpx
+def _show(name: str, servers: list[Status]) -> None:
+    from opsctl.sglang.status import lines
 
-    from opsctl.sglang import gather
-
-    def call(asked: Call) -> Reply:
-        (answer,) = gather.here([asked])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def client(port: int) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
-
-    return {"this machine": _servers(call, client, key)}, Exit.DONE
+    ours = [s for s in servers if s.ours]
+    typer.secho(name if servers else f"{name}: no server", bold=True)
+    if servers and not ours and name != "this machine":
+        typer.echo("  the server that the inventory describes does not run")
+    for n, one in enumerate(servers):
+        if n == len(ours) and ours:
+            typer.echo("  also on this machine:")
+        for line in lines(one):
+            typer.echo(f"  {printable(line)}")
 
 
-def _there(inventory: str | None, pattern: str | None, key: Secret | None) -> tuple[dict[str, list[Status]], int]:
+@app.command()
+def start(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    ready_timeout: ReadyOption = None,
+    adopt: AdoptOption = False,
+    check: CheckOption = False,
+    diff: DiffOption = None,
+    lock_wait: LockWaitOption = "0s",
+    output: OutputOption = "human",
+    verbose: VerboseOption = False,
+) -> int:
+    """Start the server as the inventory describes it, and wait for its first token (playbook start-server)."""
+    given = {"ready_timeout": ready_timeout, "adopt": adopt or None}
+    return _play("start-server", inventory, host, given, check, lock_wait, Showing(output, diff, verbose))
+
+
+@app.command()
+def restart(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    ready_timeout: ReadyOption = None,
+    adopt: AdoptOption = False,
+    check: CheckOption = False,
+    diff: DiffOption = None,
+    lock_wait: LockWaitOption = "0s",
+    output: OutputOption = "human",
+    verbose: VerboseOption = False,
+) -> int:
+    """Restart the server; one that does not come up gives way to the one before (playbook restart-server)."""
+    given = {"ready_timeout": ready_timeout, "adopt": adopt or None}
+    return _play("restart-server", inventory, host, given, check, lock_wait, Showing(output, diff, verbose))
+
+
+@app.command()
+def stop(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    stop_wait: Annotated[
+        str | None, typer.Option("--stop-wait", metavar="DURATION", help="How long running requests may take.")
+    ] = None,
+    check: CheckOption = False,
+    yes: YesOption = False,
+    lock_wait: LockWaitOption = "0s",
+    output: OutputOption = "human",
+    verbose: VerboseOption = False,
+) -> int:
+    """Let requests finish, stop the server, wait until its GPU memory is free (playbook stop-server)."""
+    showing = Showing(output, None, verbose)
+    return _play("stop-server", inventory, host, {"stop_wait": stop_wait}, check, lock_wait, showing, yes=yes)
+
+
+@app.command()
+def wait(
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait.")] = "20m",
+    stall: Annotated[
+        str, typer.Option(metavar="DURATION", help="Give up when neither log nor GPU memory grows for this time.")
+    ] = "3m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Wait until the server generates a token, showing how far it is; change nothing."""
     from opsctl.cli.hosts import chosen, on_each, tell_errors
+    from opsctl.cli.server_look import wait as wait_for
 
-    done = on_each(
-        chosen(inventory, pattern), lambda remote, host: _servers(remote.call, remote.http, key or host.sglang.api_key)
-    )
-    return {d.host.name: d.value for d in done if d.value is not None}, tell_errors(done)
-
-
-def _servers(call: Callable[[Call], Reply], client: Callable[[int], Any], key: Secret | None) -> list[Status]:
-    from opsctl.agent.protocol import Call
-    from opsctl.sglang import gather
-    from opsctl.sglang.http import Server
-    from opsctl.sglang.status import status as judge
-
-    found = []
-    for process in call(Call("servers.find", {"locate": True})).result:
-        with client(gather.port_of(process)) as http:
-            info = _info(Server(http, key))
-        found.append(judge(process, info, process["now"]))
-    return found
+    limit, still = _seconds("--timeout", timeout), _seconds("--stall", stall)
+    done = on_each(chosen(inventory, host), lambda remote, one: wait_for(remote, one, limit, still))
+    if sys.stderr.isatty():
+        typer.echo("", err=True)
+    ready = {d.host.name: d.value for d in done if d.value is not None}
+    if as_json:
+        typer.echo(json.dumps(ready))
+    else:
+        for name, found in ready.items():
+            typer.echo(f"{name}: ready after {found['seconds']:g} s")
+    return tell_errors(done)
 
 
-def _info(server: Server) -> Any:
+def _play(
+    playbook: str,
+    inventory: str | None,
+    host: str | None,
+    params: dict[str, Any],
+    check: bool,
+    lock_wait: str,
+    showing: Showing,
+    *,
+    yes: bool = False,
+) -> int:
+    from opsctl.cli.playing import play
+    from opsctl.engine.options import Given, Options
+
+    given = {name: Given(value) for name, value in params.items() if value is not None}
+    wait = _seconds("--lock-wait", lock_wait)
+    options = Options(playbook, inventory, host, given=given, check=check, yes=yes, lock_wait=wait)
+    return play(options, showing)
+
+
+def _seconds(option: str, text: str) -> float:
+    from opsctl.quantities import seconds
+
     try:
-        return server.info(wake=False)
-    except OpsctlError:
-        return None  # it is starting, or hung, or keeps strangers out: the state says that it does not answer
+        return seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

@@ -26,7 +26,7 @@ class Server:
         name: of its process record, or of its unit.
         unit, container: the systemd unit or docker container that serves; both None for a plain process.
         launch: words of its command, before a draft model is put in; None where a unit says it by itself.
-        link: the link that names the release in service.
+        api_key: goes into the settings file; None where there is none, or the command keeps it itself.
     """
 
     name: str
@@ -40,6 +40,11 @@ class Server:
     cwd: str
     log: str | None
     folder: str
+    api_key: Text | None = None
+
+    @property
+    def settings_file(self) -> str:
+        return _settings_file(self.folder, self.port)
 
     @property
     def launch_file(self) -> str:
@@ -74,6 +79,12 @@ def server(site: Site) -> Server:
     folder = posixpath.dirname(log) if log else settings.get("weights_root") or settings.get("checkout") or "~"
     if log is None and unit is None and container is None:
         log = posixpath.join(folder, f"sglang-{port}.log")
+    folder = folder.rstrip("/") or "/"
+    key = settings.get("api_key")
+    if launch is None or command.keeps_key_itself(launch):
+        key = None
+    if launch is not None and key is not None:
+        launch = [*launch, command.SETTINGS_FLAG, _settings_file(folder, port)]
     return Server(
         name=container or f"sglang-{port}",
         port=port,
@@ -85,8 +96,13 @@ def server(site: Site) -> Server:
         env=settings.get("env") or {},
         cwd=settings.get("checkout") or "/",
         log=log,
-        folder=folder.rstrip("/") or "/",
+        folder=folder,
+        api_key=key,
     )
+
+
+def _settings_file(folder: str, port: int) -> str:
+    return posixpath.join(folder, f"launch-{port}.yaml")
 
 
 WRITTEN = b"# Written by opsctl"
@@ -111,6 +127,11 @@ def env_text(server: Server) -> str | None:
     """The secret part of the environment, as systemd reads it; None where there is none."""
     secret = {key: reveal(value) for key, value in server.env.items() if isinstance(value, Secret)}
     return "".join(f"{key}={shlex.quote(value)}\n" for key, value in secret.items()) or None
+
+
+def settings_text(server: Server) -> str | None:
+    """The file of settings with the API key; None where there is none."""
+    return None if server.api_key is None else command.settings_text(reveal(server.api_key))
 
 
 def unit_text(site: Site, server: Server, stop_wait: float) -> str:

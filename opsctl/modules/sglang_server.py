@@ -23,7 +23,7 @@ from opsctl.modules.sglang_plan import Server
 from opsctl.sglang import command
 from opsctl.text import one_line
 
-STOP, LINK, LAUNCH, ENV, UNIT, START = "stop", "link", "launch", "env", "unit", "start"
+STOP, LINK, LAUNCH, SETTINGS, ENV, UNIT, START = "stop", "link", "launch", "settings", "env", "unit", "start"
 
 
 class ServerArgs(ModuleArgs):
@@ -40,6 +40,9 @@ class ServerArgs(ModuleArgs):
     stall: Seconds | None = Field(
         STALL_SECONDS, description="Give up when neither the log nor GPU memory has grown for this time."
     )
+    speculation: bool = Field(
+        True, description="false: serve without a draft model, to measure what speculation brings."
+    )
     stop_wait: Seconds = Field(180.0, description="Time to finish requests before it is killed.")
     adopt: bool = Field(
         False, description="Take over a server on this port that opsctl did not start; a rollback starts it as it was."
@@ -49,6 +52,8 @@ class ServerArgs(ModuleArgs):
     def _fits(self) -> Self:
         if self.state == "stopped" and self.drafter is not None:
             raise ValueError("`drafter` means nothing with `state: stopped`")
+        if not self.speculation and (self.drafter is not None or self.state == "stopped"):
+            raise ValueError("`speculation: false` starts a server without a draft model")
         return self
 
 
@@ -102,6 +107,8 @@ def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
         return asked
     if server.launch is not None:
         asked[LAUNCH] = look(server.launch_file, follow=False)
+        if server.api_key is not None:
+            asked[SETTINGS] = look(server.settings_file, follow=False)
     if server.unit is not None and server.launch is not None:
         asked[UNIT] = look(server.unit_file, follow=False)
         asked[ENV] = look(server.env_file, follow=False)
@@ -154,6 +161,8 @@ class _Kind:
 
     def argv(self, in_service: str | None) -> list[str]:
         assert self.server.launch is not None
+        if not self.args.speculation:
+            return command.without_speculation(self.server.launch)
         drafter = self.args.drafter or in_service
         return command.with_drafter(self.server.launch, drafter) if drafter else self.server.launch
 
@@ -164,6 +173,9 @@ class _Kind:
             beside = posixpath.dirname(link) == posixpath.dirname(self.args.drafter.rstrip("/"))
             steps.link(link, name if beside else self.args.drafter, self.known[LINK].result)
         if argv is not None:
+            settings = plan_of.settings_text(self.server)
+            if settings is not None:
+                steps.file(SETTINGS, self.server.settings_file, settings, self.known[SETTINGS], 0o600, secret=True)
             text = plan_of.launch_text(self.site, self.server, argv)
             steps.file(LAUNCH, self.server.launch_file, text, self.known[LAUNCH], 0o755)
 
@@ -175,6 +187,14 @@ class _Kind:
             args["log"] = self.server.log
         args["stall"] = self.args.stall
         return Call("ready.wait", args)
+
+    def demand_launch(self) -> None:
+        """A command that we do not know cannot be changed."""
+        if self.server.launch is None and not self.args.speculation:
+            raise TaskFailed(
+                "its launch command is not known here, so it cannot be started without speculation",
+                hint="give `launch` in the inventory, or probe a server without speculation by hand",
+            )
 
     def demand_port(self) -> None:
         """Nobody else may listen where the new server will: its answers would be taken for the new one's."""
@@ -272,6 +292,7 @@ class _Unit(_Kind):
                 f"there is no unit {server.unit}", hint="give `launch` in the inventory, and opsctl writes the unit"
             )
         steps = _Steps()
+        self.demand_launch()
         self.files(steps, None if server.launch is None else self.argv(self._in_service()))
         self._unit_files(steps)
         if args.state == "started" and now["up"] and not steps.calls:
@@ -324,6 +345,7 @@ class _Container(_Kind):
         again = (Call("container.resume", {"name": name, "keep": STOP}), ready) if now["running"] else ()
         if args.state == "stopped":
             return Change(f"stop container {name}", tuple(stop), (), again) if stop else None
+        self.demand_launch()
         steps = _Steps()
         self.files(steps, None)
         if args.state == "started" and now["running"] and not steps.calls:

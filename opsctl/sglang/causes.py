@@ -25,7 +25,7 @@ def _no_speculation(e: Evidence) -> Condition:
         return Condition(
             off or None,
             "the server runs without --speculative-algorithm" if off else "launch flags not known",
-            remedy="opsctl server restart --speculative-algorithm EAGLE3 --speculative-draft-model-path DIR",
+            remedy="opsctl deploy drafter FOLDER",
             decide="the flags of the running process tell",
         )
     return Condition(False, f"--speculative-algorithm {e.flags.algorithm}")
@@ -40,7 +40,7 @@ def _simulated(e: Evidence) -> Condition:
     return Condition(
         True,
         f"SGLANG_SIMULATE_ACC_LEN={value} in the environment of the process",
-        remedy="remove it from the unit and run `opsctl server restart`",
+        remedy="take it out of the server's environment (`env` of the host, or its unit), then `opsctl server restart`",
     )
 
 
@@ -78,7 +78,7 @@ def _algorithm(e: Evidence) -> Condition:
         name.upper() in ("EAGLE", "NEXTN"),
         f"--speculative-algorithm {name} with an EAGLE-3 drafter: no features are captured, `fc` is skipped",
         (f"--speculative-algorithm {name}",),
-        "opsctl server restart --speculative-algorithm EAGLE3",
+        "say speculative-algorithm: EAGLE3 in `launch` of the host, then `opsctl server restart`",
     )
 
 
@@ -108,7 +108,8 @@ def _graph_ids(e: Evidence) -> Condition:
         True,
         "CUDA graphs are captured with the default aux layers, and the drafter was trained on others",
         tuple(p for p in (e.source.ids_in_graphs.place,) if p),
-        "opsctl server restart --disable-cuda-graph (to confirm), then SGLang 0.5.11 or later",
+        "SGLang 0.5.11 or later (opsctl run pin-sglang); to confirm, say disable-cuda-graph in `launch` of the host, "
+        "then `opsctl server restart`",
     )
 
 
@@ -127,7 +128,7 @@ def _all_reduce(e: Evidence) -> Condition:
         True,
         f"all-reduce fusion is on with {e.flags.tp} ranks, and aux states are taken before the all-reduce",
         tuple(p for p in (e.source.aux_complete.place,) if p),
-        "SGLang 0.5.14 or later",
+        "SGLang 0.5.14 or later (opsctl run pin-sglang)",
     )
 
 
@@ -141,7 +142,7 @@ def _quantised(e: Evidence) -> Condition:
         True,
         f"the drafter takes over --quantization {e.flags.quantization}",
         (f"--quantization {e.flags.quantization}",),
-        "opsctl server restart --speculative-draft-model-quantization unquant",
+        "say speculative-draft-model-quantization: unquant in `launch` of the host, then `opsctl server restart`",
     )
 
 

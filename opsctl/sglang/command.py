@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,11 @@ from typing import Any
 from opsctl.errors import UsageError
 
 DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
+SPECULATIVE = "--speculative-"
+# A key in a command line can be read by every user of the host. SGLang takes it from no environment variable in any
+# version to 0.5.23; from 0.5.3 on a file of settings can hold it (server_args_config_parser.py).
+KEY_FLAGS = ("--api-key", "--admin-api-key")
+SETTINGS_FLAG = "--config"
 ALGORITHM_FLAG = "--speculative-algorithm"
 # A setting of the host, and the flag that says it; used where `launch` is a mapping that does not say it itself.
 DEFAULTS = (("model_path", "model-path"), ("tp", "tp-size"), ("bind", "host"), ("port", "port"))
@@ -18,7 +24,7 @@ SPELLINGS = {"model-path": ("model",), "tp-size": ("tp", "tensor-parallel-size")
 def words(settings: Mapping[str, Any]) -> list[str] | None:
     """The launch command in `launch`: words, one shell line, or a mapping of flags; None where there is none.
 
-    Raises UsageError for a value that cannot stand in a command.
+    Raises UsageError for a value that cannot stand in a command, such as a secret.
     """
     launch = settings.get("launch")
     if launch is None:
@@ -52,6 +58,28 @@ def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
     return changed
 
 
+def without_speculation(argv: Sequence[str]) -> list[str]:
+    """The command without everything that is about speculation."""
+    changed: list[str] = []
+    skip = False
+    for word in argv:
+        if word.startswith("-"):
+            skip = word.startswith(SPECULATIVE)
+        if not skip:
+            changed.append(word)
+    return changed
+
+
+def keeps_key_itself(argv: Sequence[str]) -> bool:
+    """Whether the command says where its API key is: in itself, or in a file of settings."""
+    return any(word.partition("=")[0] in (*KEY_FLAGS, SETTINGS_FLAG) for word in argv)
+
+
+def settings_text(api_key: str) -> str:
+    """The file of settings that holds an API key."""
+    return f"# Written by opsctl\napi-key: {json.dumps(api_key)}\n"
+
+
 def interpreter(settings: Mapping[str, Any]) -> str:
     """The Python that serves."""
     environment = settings.get("environment")
@@ -83,5 +111,6 @@ def _word(name: str, value: Any) -> str:
     kind = type(value).__name__
     raise UsageError(
         f"`launch` of the host: {name} is a {kind}, which cannot stand in a command",
-        hint="secrets do not belong in a command line, which every user of the host can read: use a --config file",
+        hint="secrets do not belong in a command line, which every user of the host can read: "
+        "`api_key` of the host goes into a file that only the server's user can read",
     )

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from opsctl.errors import AuthFailed, RemoteError, Unreachable
+from opsctl.errors import AuthFailed, OpsctlError, RemoteError, Unreachable
 from opsctl.secret import Secret
 from opsctl.sglang.metrics import Metrics, read_metrics
 from opsctl.sglang.served import Answer, Chunk, Load, Sampling, ServerInfo
@@ -64,6 +64,14 @@ class Server:
             where=self._where,
             hint="check the address and the port; `opsctl server status` tells what runs on a host",
         )
+
+    def generates(self, limit: float = 10.0) -> bool:
+        """Whether it can generate a token now. Its own health check generates one, whatever its settings."""
+        try:
+            with self._told():
+                return self._http.get("/health_generate", headers=self._headers, timeout=limit).status_code == 200
+        except OpsctlError:
+            return False
 
     def wake(self) -> None:
         """Have one token generated."""

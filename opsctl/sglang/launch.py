@@ -1,4 +1,4 @@
-"""Launch commands of SGLang servers: read from a process, and written for a unit. Pure.
+"""Launch commands of SGLang servers, as processes have them, read. `command` writes them. Pure.
 
 Only the settings that opsctl reasons about have a name here; every other argument is kept as it stands.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
-
-from opsctl.errors import UsageError
-from opsctl.sglang.version import Release
 
 
 class Kind(Enum):
@@ -23,13 +20,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A launch flag. name: the field of `Launch`. aliases: other spellings. since: None where every version has it."""
+    """A launch flag. name: the field of `Launch`. aliases: other spellings."""
 
     flag: str
     name: str
     kind: Kind = Kind.TEXT
     aliases: tuple[str, ...] = ()
-    since: Release | None = None
 
 
 _T, _I, _F, _S = Kind.TEXT, Kind.INT, Kind.FLOAT, Kind.SWITCH
@@ -53,13 +49,12 @@ FLAGS = (
     Flag("--speculative-num-steps", "steps", _I),
     Flag("--speculative-eagle-topk", "topk", _I),
     Flag("--speculative-num-draft-tokens", "draft_tokens", _I),
-    Flag("--speculative-attention-mode", "attention_mode", since=Release(0, 5, 2)),
-    Flag("--speculative-draft-attention-backend", "draft_attention_backend", since=Release(0, 5, 7)),
-    Flag("--speculative-draft-model-quantization", "draft_quantization", since=Release(0, 5, 7)),
+    Flag("--speculative-attention-mode", "attention_mode"),
+    Flag("--speculative-draft-attention-backend", "draft_attention_backend"),
+    Flag("--speculative-draft-model-quantization", "draft_quantization"),
 )
 DEFAULT_PORT = 30000  # of every version
 SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
-_CONFIG_SINCE = Release(0, 5, 4)  # --config FILE keeps an API key out of the process list; --config is in its wheel
 
 _ENTRIES = ("sglang.launch_server", "sglang.srt.server")
 _BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in (flag.flag, *flag.aliases)}
@@ -100,7 +95,7 @@ class Launch:
 
 def is_server(argv: Sequence[str]) -> bool:
     """Whether a process with this command line is the first process of a server (not a worker, not an editor)."""
-    return _arguments(argv) is not None
+    return arguments(argv) is not None
 
 
 def parse(argv: Sequence[str]) -> Launch | None:
@@ -109,17 +104,17 @@ def parse(argv: Sequence[str]) -> Launch | None:
     As in argparse the last of several wins, `--flag=value` is `--flag value`, and an unambiguous beginning of a flag
     is the flag. A value of the wrong kind is kept among the others, since the server cannot have started with it.
     """
-    arguments = _arguments(argv)
-    if arguments is None:
+    words = arguments(argv)
+    if words is None:
         return None
     found: dict[str, object] = {}
     others: list[str] = []
     has_key, n = False, 0
-    while n < len(arguments):
-        word, _, inline = arguments[n].partition("=")
+    while n < len(words):
+        word, _, inline = words[n].partition("=")
         flag = _flag(word)
-        has_value = bool(inline) or (n + 1 < len(arguments) and not arguments[n + 1].startswith("--"))
-        value = inline or (arguments[n + 1] if has_value else "")
+        has_value = bool(inline) or (n + 1 < len(words) and not words[n + 1].startswith("--"))
+        value = inline or (words[n + 1] if has_value else "")
         width = 1 if inline or not has_value else 2
         if word in SECRET_FLAGS:
             has_key = has_key or word == "--api-key"
@@ -127,7 +122,7 @@ def parse(argv: Sequence[str]) -> Launch | None:
         elif word == "--config":
             found["config"] = value
         elif flag is None:
-            others.append(arguments[n])
+            others.append(words[n])
             width = 1
         elif flag.kind is Kind.SWITCH:
             found[flag.name] = True
@@ -135,44 +130,12 @@ def parse(argv: Sequence[str]) -> Launch | None:
         elif (typed := _typed(flag.kind, value)) is not None:
             found[flag.name] = typed
         else:
-            others += arguments[n : n + width]
+            others += words[n : n + width]
         n += width
     return Launch(**found, others=tuple(others), has_api_key=has_key)  # type: ignore[arg-type]
 
 
-def render(launch: Launch, version: Release | None, python: str = "python3") -> list[str]:
-    """The launch command for `launch`. Raises UsageError for a setting that `version` does not have.
-
-    Secrets never come from here: an API key belongs into the file of --config, which every user of the host cannot read
-    in the process list.
-    """
-    argv = [python, "-m", "sglang.launch_server"]
-    values = {f.name: getattr(launch, f.name) for f in fields(launch)}
-    for flag in FLAGS:
-        value = values[flag.name]
-        if value is None or value is False:
-            continue
-        if flag.since and version and version < flag.since:
-            raise UsageError(
-                f"SGLang {version} has no {flag.flag}",
-                hint=f"it is there from {flag.since} on: leave it out, or upgrade",
-            )
-        argv += (
-            [flag.flag] if flag.kind is Kind.SWITCH else [flag.flag, f"{value:g}" if flag.kind is _F else str(value)]
-        )
-    if launch.config:
-        if version and version < _CONFIG_SINCE:
-            raise UsageError(f"SGLang {version} has no --config", hint=f"it is there from {_CONFIG_SINCE} on")
-        argv += ["--config", launch.config]
-    if any(secret in launch.others for secret in SECRET_FLAGS):
-        raise UsageError(
-            "an API key in the command line can be read by every user of the host",
-            hint="put it into a file for --config that only the server's user can read",
-        )
-    return [*argv, *launch.others]
-
-
-def _arguments(argv: Sequence[str]) -> Sequence[str] | None:
+def arguments(argv: Sequence[str]) -> Sequence[str] | None:
     """What follows the name of the program, when the program is SGLang's server."""
     argv = list(argv)
     for n, word in enumerate(argv[:8]):

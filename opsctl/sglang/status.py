@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from opsctl.sglang import launch
 from opsctl.sglang.served import ServerInfo
-from opsctl.text import duration
+from opsctl.text import duration, size
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """One server of a host. Times in seconds.
 
-    unit, container: how it is run, else it is a plain process. answers: whether it says what it is; while it does not,
-    it is starting or hung. old_code: it started before its source was last changed; None where that is not known.
+    unit, container: how it is run, else it is a plain process. answers: whether it says what it is. ready: whether it
+    generates tokens. old_code: it started before its source was last changed; None where that is not known.
+    gpu_memory: bytes that its processes hold; None where nvidia-smi does not tell. ours: whether it is the one that the
+    inventory describes.
     """
 
     pid: int
@@ -27,52 +30,77 @@ class Status:
     started: float
     uptime: float
     answers: bool
+    ready: bool
     version: str | None
+    commit: str | None
     package: str | None
     old_code: bool | None
     newest_file: str | None
     model: str | None
     draft_model: str | None
     algorithm: str | None
+    gpu_memory: int | None
     log: str | None
+    ours: bool
     argv: tuple[str, ...]
 
 
-def status(process: Mapping[str, Any], info: ServerInfo | None, now: float) -> Status:
-    """The state of a process of `servers.find` (with `locate`). now: the host's time."""
+def status(
+    process: Mapping[str, Any],
+    info: ServerInfo | None,
+    *,
+    ready: bool = False,
+    memory: Mapping[str, int] | None = None,
+    usual_port: int | None = None,
+) -> Status:
+    """The state of a process of `servers.find` (with `locate`).
+
+    memory: MiB on GPUs by pid, of `vram.processes`. usual_port: the one of the host's own server.
+    """
     settings = launch.parse(process["argv"]) or launch.Launch()
     newest = process["newest"]
+    port = settings.port or launch.DEFAULT_PORT
     return Status(
         pid=process["pid"],
-        port=settings.port or launch.DEFAULT_PORT,
+        port=port,
         unit=process["unit"],
         container=process["container"],
         user=process["user"],
         started=process["started"],
-        uptime=max(0.0, now - process["started"]),
+        uptime=max(0.0, process["now"] - process["started"]),
         answers=info is not None,
+        ready=ready,
         version=info.version if info else None,
+        commit=process["commit"],
         package=process["package"],
         old_code=None if newest is None else newest > process["started"],
         newest_file=process["newest_file"],
         model=(info.model_path if info else None) or settings.model,
         draft_model=(info.speculative_draft_model_path if info else None) or settings.draft_model,
         algorithm=(info.speculative_algorithm if info else None) or settings.algorithm,
+        gpu_memory=None if memory is None else sum(memory.get(str(pid), 0) for pid in process["members"]) << 20,
         log=process["log"],
+        ours=port == usual_port,
         argv=tuple(process["argv"]),
     )
 
 
 def lines(s: Status) -> Iterator[str]:
     """The state for people."""
-    how = f"unit {s.unit}" if s.unit else f"container {s.container[:12]}" if s.container else "a plain process"
-    yield f"pid {s.pid}, {how}, user {s.user or 'unknown'}, up {duration(s.uptime)}, port {s.port}"
-    yield f"  {'answers' if s.answers else 'does not answer: starting, or hung'}; SGLang {s.version or 'unknown'}"
-    if s.package:
-        yield f"  code     {s.package}"
+    how = f"unit {s.unit}" if s.unit else f"container {s.container[:12]}" if s.container else "plain process"
+    state = "ready" if s.ready else "answers, but generates nothing" if s.answers else "not ready: starting, or hung"
+    yield f"port {s.port}: {state}"
+    yield f"  process  pid {s.pid}, {how}, user {s.user or 'unknown'}, up {duration(s.uptime)}"
+    code = " at ".join(text for text in (s.package, s.commit and s.commit[:12]) if text)
+    yield f"  code     SGLang {s.version or 'unknown'}" + (f", {code}" if code else "")
     if s.old_code:
         yield f"           OLD: {s.newest_file} was changed after the start; restart it to run the new code"
     yield f"  target   {s.model or 'unknown'}"
     yield f"  drafter  {s.draft_model or 'none'}" + (f" ({s.algorithm})" if s.algorithm else "")
+    if s.gpu_memory is not None:
+        yield f"  memory   {size(s.gpu_memory)} on GPUs"
     if s.log:
         yield f"  log      {s.log}"
+    flags = launch.arguments(s.argv)
+    if flags:
+        yield f"  flags    {shlex.join(flags)}"

@@ -1,4 +1,4 @@
-"""Launch commands, read from process lists and written for units."""
+"""Launch commands, read from process lists."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import shlex
 
 import pytest
 
-from opsctl.errors import UsageError
-from opsctl.sglang.launch import Launch, is_server, parse, render
-from opsctl.sglang.version import Release
+from opsctl.sglang.launch import Launch, is_server, parse
 
 KIMI = (
     "/opt/venv/bin/python3 -u -m sglang.launch_server --model /srv/models/Kimi-K2.5 --tensor-parallel-size 8 "
@@ -71,22 +69,6 @@ def test_a_damaged_value_is_kept_apart() -> None:
     assert found.others == ("--tp", "eight", "--port")
 
 
-def test_what_is_written_reads_the_same() -> None:
-    launch = parse([w for w in shlex.split(KIMI) if w not in ("--api-key", "sk-live-1")])
-    assert launch
-    assert parse(render(launch, Release(0, 5, 9))) == launch
-
-
-def test_flags_of_later_versions_are_refused() -> None:
-    launch = Launch(model="m", draft_quantization="unquant")
-    assert render(launch, Release(0, 5, 7))[-2:] == ["--speculative-draft-model-quantization", "unquant"]
-    with pytest.raises(UsageError, match=r"SGLang 0\.5\.6 has no --speculative-draft-model-quantization"):
-        render(launch, Release(0, 5, 6))
-
-
-def test_a_key_is_never_written() -> None:
-    with_key = parse(shlex.split(KIMI))
-    assert with_key
-    with pytest.raises(UsageError, match="read by every user"):
-        render(with_key, None)
-    assert "--config" in render(Launch(model="m", config="/etc/sglang/keys.yaml"), Release(0, 5, 9))
+def test_a_file_of_settings_is_known_as_such() -> None:
+    found = parse(["sglang", "serve", "--config", "/etc/sglang.yaml", "--tp", "2"])
+    assert found == Launch(tp=2, config="/etc/sglang.yaml")

@@ -18,25 +18,38 @@ PROCESS: dict[str, Any] = {
     "newest": 900.0,
     "newest_file": "srt/models/kimi_k25.py",
     "log": None,
+    "now": 1075.0,
+    "commit": "3207427" + "0" * 33,
+    "members": [4711, 4712],
 }
 
 
 def test_a_server_that_is_starting() -> None:
-    found = status(PROCESS, None, now=1075.0)
+    found = status(PROCESS, None, usual_port=30001)
     assert (found.port, found.model, found.answers, found.old_code) == (30001, "/m/target", False, False)
     text = "\n".join(lines(found))
-    assert "unit sglang.service, user sglang, up 1 min 15 s, port 30001" in text
-    assert "starting, or hung" in text
+    assert "unit sglang.service, user sglang, up 1 min 15 s" in text
+    assert "port 30001: not ready: starting, or hung" in text
+    assert "/srv/sglang/python/sglang at 320742700000" in text
+    assert "flags    --model /m/target --port 30001" in text
+    assert found.ours
     assert "OLD" not in text
 
 
 def test_old_code_is_said_with_the_file() -> None:
     info = ServerInfo(version="0.5.9", model_path="/m/target", speculative_draft_model_path="/m/drafter")
-    found = status(PROCESS | {"newest": 1001.0}, info, now=1002.0)
+    found = status(PROCESS | {"newest": 1001.0}, info, ready=True)
     text = "\n".join(lines(found))
     assert "OLD: srt/models/kimi_k25.py was changed after the start" in text
     assert "drafter  /m/drafter" in text
 
 
 def test_unknown_age_of_the_code_is_not_guessed() -> None:
-    assert status(PROCESS | {"newest": None}, None, now=1.0).old_code is None
+    assert status(PROCESS | {"newest": None}, None).old_code is None
+
+
+def test_the_memory_of_all_its_processes_is_told() -> None:
+    found = status(PROCESS, None, memory={"4711": 400, "4712": 90_000, "1": 7})
+    assert found.gpu_memory == 90_400 * 2**20
+    assert "memory   88.3 GiB on GPUs" in "\n".join(lines(found))
+    assert status(PROCESS, None).gpu_memory is None

@@ -1,0 +1,132 @@
+"""Looking at the servers of hosts: their state, and waiting until one answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from opsctl.errors import Exit, OpsctlError, RemoteError
+from opsctl.text import one_line
+
+if TYPE_CHECKING:
+    from opsctl.agent.protocol import Call, Reply
+    from opsctl.inventory import InventoryHost
+    from opsctl.remote.host import RemoteHost
+    from opsctl.sglang.http import Server
+    from opsctl.sglang.status import Status
+
+MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
+
+
+def here(key: str | None) -> tuple[dict[str, list[Status]], Exit]:
+    """The servers of this machine."""
+    import httpx
+
+    from opsctl.sglang import gather
+
+    def call(asked: Call) -> Reply:
+        (answer,) = gather.here([asked])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def client(port: int) -> httpx.Client:
+        return httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
+
+    return {"this machine": _servers(call, client, key, None)}, Exit.DONE
+
+
+def there(inventory: str | None, pattern: str | None, key: str | None) -> tuple[dict[str, list[Status]], Exit]:
+    """The servers of hosts, by host."""
+    from opsctl.cli.hosts import chosen, on_each, tell_errors
+
+    def look(remote: RemoteHost, host: InventoryHost) -> list[Status]:
+        api_key = host.sglang.api_key
+        return _servers(remote.call, remote.http, key or (api_key.reveal() if api_key else None), host.sglang.port)
+
+    done = on_each(chosen(inventory, pattern), look)
+    return {d.host.name: d.value for d in done if d.value is not None}, tell_errors(done)
+
+
+def _servers(
+    call: Callable[[Call], Reply], client: Callable[[int], Any], key: str | None, usual: int | None
+) -> list[Status]:
+    """The host's own server first, then others in the order of their start."""
+    from opsctl.agent.protocol import Call
+    from opsctl.secret import Secret
+    from opsctl.sglang import gather
+    from opsctl.sglang.http import Server
+    from opsctl.sglang.status import status as judge
+
+    processes = call(Call("servers.find", {"locate": True})).result
+    memory = call(Call("vram.processes")).result if processes else None
+    found = []
+    for process in processes:
+        with client(gather.port_of(process)) as http:
+            server = Server(http, Secret(key) if key else None)
+            info = _info(server)
+            ready = info is not None and server.generates()
+        found.append(judge(process, info, ready=ready, memory=memory, usual_port=usual))
+    return sorted(found, key=lambda s: not s.ours)
+
+
+def _info(server: Server) -> Any:
+    try:
+        return server.info(wake=False)
+    except OpsctlError:
+        return None  # it is starting, or hung, or keeps strangers out: the state says that it does not answer
+
+
+def wait(remote: RemoteHost, host: InventoryHost, timeout: float, stall: float) -> Mapping[str, Any]:
+    """Wait until the host's server generates a token, telling how far it is. Raises RemoteError: what it died of."""
+    from opsctl.agent.protocol import Call
+    from opsctl.sglang import gather
+
+    servers = remote.call(Call("servers.find")).result
+    process = gather.choose(servers, None, host.sglang.port)
+    if process is None:
+        raise RemoteError("no SGLang server runs there", where=host.name, hint=_why_none(remote, host))
+    log = process["log"] or host.sglang.log
+    asked: dict[str, Any] = {"port": gather.port_of(process), "timeout": timeout, "stall": stall}
+    asked["alive"] = {"pid": process["pid"], "start": process["start"]}
+    if log:
+        # What it said since its start lies in the end of its log; an earlier start in there is passed over.
+        asked.update(log=log, offset=max(0, process["log_size"] - (16 << 20)))
+    reply = remote.call(Call("ready.wait", asked), timeout=timeout + MARGIN, on_progress=_telling(host.name))
+    result: Mapping[str, Any] = reply.result
+    return result
+
+
+def _why_none(remote: RemoteHost, host: InventoryHost) -> str:
+    """What the last one died of, as its log tells, else how to start one."""
+    from opsctl.agent.protocol import Call
+    from opsctl.sglang import timeline
+
+    start = "`opsctl server start` starts it"
+    if host.sglang.log is None:
+        return start
+    try:
+        log = timeline.build(remote.call(Call("serverlog.scan", {"path": host.sglang.log, "offset": 0})).result)
+    except RemoteError:
+        return start
+    error = log.first_error
+    return f"its log ends with: {one_line(error.message)}" if error else start
+
+
+def _telling(name: str) -> Callable[[Any, bytes], None]:
+    """Progress on stderr: one line that is rewritten on a terminal, else a line for each phase."""
+    live = sys.stderr.isatty()
+    told: list[str] = []
+
+    def tell(data: Any, body: bytes) -> None:
+        text = one_line(f"{name}: {data['text']}", 150)
+        if live:
+            typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
+        elif told[-1:] != [data["phase"]]:
+            told.append(data["phase"])
+            typer.echo(text, err=True)
+
+    return tell
