@@ -17,10 +17,13 @@ def begin(call: Context, run: str, meta: Dict[str, Any], resume: bool = False) -
         record = runlog.read(run)
         if record.closed:
             raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
-        runlog.own(run)
-        runlog.append(run, {"resumed": True})
+        runlog.attend(run)
+        if not runlog.supervised(run):
+            runlog.own(run)
+            runlog.append(run, {"resumed": True})
     else:
         runlog.create(run)
+        runlog.attend(run)
         runlog.append(run, {"begin": meta})
     return {"folder": runlog.folder(run)}
 
@@ -40,7 +43,7 @@ def apply(
     A call that fails ends the step; the error has `step`, `call` and the `replies` before it.
     """
     todo = runlog.split_body(calls, call.body)
-    runlog.own(run)
+    runlog.join(run)
     with runlog.turn(run):
         steps.announce(run, seq, task, [name for name, _, _ in todo], undo, settle or [])
         return steps.perform(run, seq, todo, call)
@@ -117,6 +120,7 @@ def _summary(record: runlog.Record) -> Dict[str, Any]:
         "outcome": record.outcome,
         "why": record.why,
         "confirmed": record.confirmed,
+        "attended": runlog.is_locked(os.path.join(runlog.folder(record.run), "attended")),
         "steps": len(record.steps),
         "last": max((step.seq for step in record.steps), default=0),
         "done": sum(step.state == "done" for step in record.steps),

@@ -3,6 +3,7 @@
     runs/<run>/log          JSON lines: begin, step (ahead of the change), done | failed, undone, settled, outcome, ...
     runs/<run>/steps/<n>/   before-images of step n
     runs/<run>/lock         flock, held by whoever works on the run
+    runs/<run>/attended     flock, held by the agent of the operator whose run it is, never by a supervisor
     runs/<run>/turn         flock, held while a step is made or the run is taken back
 
 A run without outcome whose lock is free is unfinished. A line cut short by a crash is as if it had not been written.
@@ -27,6 +28,7 @@ NamedCall = List[Any]  # [name, args]
 CLOSED = ("done", "rolled-back")  # any other outcome, failed or stopped, leaves a run that can be resumed
 _VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _owned: Dict[str, int] = {}  # runs whose lock this process holds -> descriptor
+_attended: Dict[str, int] = {}  # runs whose operator's agent this process is -> descriptor
 _guard = threading.RLock()
 
 
@@ -191,12 +193,30 @@ def own(run: str) -> None:
         _owned[run] = fd
 
 
+def attend(run: str) -> None:
+    """Be the operator's agent of a run, the only one. Raises AgentError locked."""
+    with _guard:
+        if run not in _attended:
+            fd = take_lock(os.path.join(folder(run), "attended"))
+            if fd is None:
+                holder = dict(read(run).meta, run=run)
+                raise AgentError("locked", "run %s is attended by another operator" % run, holder=holder)
+            _attended[run] = fd
+
+
+def join(run: str) -> None:
+    """Own a run, unless its supervisor does: whoever attends it may add to it all the same. Raises AgentError locked."""
+    if not (run in _attended and supervised(run)):
+        own(run)
+
+
 def disown(run: str) -> None:
     """Let go of a run."""
     with _guard:
-        fd = _owned.pop(run, None)
-        if fd is not None:
-            os.close(fd)
+        for held in (_owned, _attended):
+            fd = held.pop(run, None)
+            if fd is not None:
+                os.close(fd)
 
 
 def adopt(run: str, fd: int) -> None:

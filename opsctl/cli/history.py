@@ -35,8 +35,12 @@ def history(
     for row in rows:
         where = f"{row['host']}  " if "host" in row else ""
         hosts = f" on {few(row['hosts'])}" if "hosts" in row else f" by {row['who']}"
-        typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {row['outcome']}"))
+        typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {_end(row)}"))
     return code
+
+
+def _end(row: dict[str, Any]) -> str:
+    return str(row.get("summary") or row["outcome"])
 
 
 def _of_this_machine(limit: int) -> list[dict[str, Any]]:
@@ -64,7 +68,8 @@ def _of_hosts(inventory: str | None, host: str, limit: int) -> tuple[list[dict[s
         {
             "host": one.host.name, "run": past.run, "started": _time(past.begun), "playbook": past.playbook,
             "who": str(past.meta.get("who", "?")), "steps": past.steps,
-            "outcome": past.outcome if past.state == "ended" else past.state,
+            "outcome": past.outcome if past.state == "ended" else past.state, "why": past.why,
+            "summary": past.ended_as,
         }
         for one in done
         for past in one.value or ()

@@ -39,7 +39,11 @@ def rollback(
         raise UsageError(f"no host knows of a run {run}" if run else "there is no run to roll back",
                          hint="opsctl history --host HOST lists them")  # fmt: skip
     for name, past in found.items():
-        typer.echo(printable(f"{name}: {past.run} ({past.playbook}, by {past.meta.get('who', '?')}): {past.outcome}"))
+        typer.echo(printable(f"{name}: {past.run} ({past.playbook}, by {past.meta.get('who', '?')}): {past.ended_as}"))
+    found = {name: past for name, past in found.items() if past.outcome != "rolled-back"}
+    if not found:
+        typer.echo("there is nothing left to undo")
+        return Exit.DONE
     if not yes and not ask(f"Undo {'this run' if len(found) == 1 else 'these runs'}?"):
         return Exit.INTERRUPTED
     targets = [h for h in hosts if h.name in found]
@@ -72,8 +76,11 @@ def undo_run(remote: RemoteHost, past: PastRun) -> Report:
     from opsctl.engine import journal
     from opsctl.engine.run import holder
 
-    remote.call(Call("lock.take", {"name": "host", "holder": holder(past.run, "rollback"), "wait": 0.0}), timeout=60)
-    call = journal.revert(past.run) if past.state == "supervised" else journal.rollback(past.run, "asked for")
+    supervised = past.state == "supervised"
+    if not supervised:  # else its supervisor has the lock, and does the work
+        mine = {"name": "host", "holder": holder(past.run, "rollback"), "wait": 0.0}
+        remote.call(Call("lock.take", mine), timeout=60)
+    call = journal.revert(past.run) if supervised else journal.rollback(past.run, "asked for")
     told: Any = remote.call(call).result
     return journal.report(told)
 

@@ -18,7 +18,8 @@ from opsctl.engine.scope import Layer
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Task
 from opsctl.engine.unknown import Undecided
-from opsctl.engine.watched import Interrupted, Watched
+from opsctl.engine.waiting import Interrupted, pause
+from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
@@ -26,7 +27,6 @@ from opsctl.remote.agent_client import OnProgress, Pending
 if TYPE_CHECKING:
     pass
 
-RECONNECTS, RECONNECT_AFTER = 5, 2.0  # attempts to find a supervised change again, and seconds between them
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
 
 
@@ -49,6 +49,7 @@ class Doing:
     applied: Callable[[Pending], None]
     reconnected: Callable[[], None]
     deadline: float | None = None
+    _changing: bool = False  # the attempt has gone beyond looking
 
     def run(self, item: Item, seen: Sequence[Pending] | None) -> Result:
         """Run the task for one element, with its retries. `seen`: observations that are under way already."""
@@ -57,11 +58,11 @@ class Doing:
         retries = (3 if keys.until is not None else 0) if retries is None else retries
         delay = keyword(self.task, "delay", item.scope, duration_of)
         for attempt in range(retries + 1):
-            result = self._once(item, seen if attempt == 0 else None)
+            result = self._through(item, seen if attempt == 0 else None)
             if not self._again(result, item) or attempt == retries or self.session.info.check:
                 break
             self.tell(f"attempt {attempt + 1} of {retries + 1}: {result.summary}", None)
-            self._pause(delay)
+            pause(delay, self.session.info.cancelled, self.session.name)
             if result.status == "unreachable":
                 self._reconnect()
         else:
@@ -70,6 +71,17 @@ class Doing:
             return self._failed(
                 TaskUnmet(f"`until` does not hold after {retries + 1} attempts", where=self.task.at.place)
             )
+        return result
+
+    def _through(self, item: Item, seen: Sequence[Pending] | None) -> Result:
+        """One attempt, begun anew after a lost connection where a supervised change waits for us and we only looked."""
+        result = self._once(item, seen)
+        while result.status == "unreachable" and self.session.supervised and not self._changing:
+            try:
+                self._regain()
+            except Unreachable as error:
+                return Result("unreachable", error.message, error=error)
+            result = self._once(item, None)
         return result
 
     def _reconnect(self) -> bool:
@@ -95,12 +107,6 @@ class Doing:
             values[self.task.keys.register_] = values["result"]
         return item.scope.over(Layer(values))
 
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self._check_cancelled()
-            time.sleep(min(0.2, left))
-
     def _check_cancelled(self) -> None:
         if self.session.info.cancelled():
             raise Interrupted("stopped", where=self.session.name)
@@ -113,6 +119,7 @@ class Doing:
             left = max(0.1, self.deadline - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
         module = modules.get(self.task.module)
+        self._changing = isinstance(module, Action) and not module.read_only
         try:
             if isinstance(module, Action):
                 result = self._act(module, item, timeout)
@@ -212,12 +219,13 @@ class Doing:
             said = self.task.keys.supervise.confirm_within
             at = self.task.at / "supervise" / "confirm_within"
             within = duration_of(templating.render(said, item.scope, at))
+        self._changing = True
         sent = self.session.apply(self.task.become, self.label, change, within, self._progress())
         self.applied(sent)
         try:
             reply = self.session.wait(sent, timeout)
         except Unreachable:
-            if not self.session.supervised:
+            if within is None:
                 raise
             reply = self._follow(timeout)
         if reply.result.get("state") == "reverted":
@@ -226,15 +234,17 @@ class Doing:
 
     def _follow(self, timeout: float | None) -> Reply:
         """Listen again to a supervised change after the connection was lost: it goes on without us."""
-        for _ in range(RECONNECTS):
-            self.tell("the connection was lost; the host goes on by itself", None)
-            self._pause(RECONNECT_AFTER)
-            if self._reconnect():
-                call = journal.follow(self.session.info.run)
-                sent = self.session.remote().send([call], on_progress=self._progress())[0]
-                return self.session.wait(sent, timeout)
-        raise Unreachable("the host is lost; it takes the change back by itself unless that is confirmed",
-                          where=self.session.name)  # fmt: skip
+        while True:
+            self._regain()
+            sent = self.session.remote().send([journal.follow(self.session.info.run)], on_progress=self._progress())
+            try:
+                return self.session.wait(sent[0], timeout)
+            except Unreachable:
+                continue
+
+    def _regain(self) -> None:
+        self.session.regain(lambda text: self.tell(text, None))
+        self.reconnected()
 
     def _progress(self) -> OnProgress:
         def on_progress(data: Any, body: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal, TypeVar
 
 from opsctl.engine import journal, templating
 from opsctl.engine.connections import Connected, Connections
@@ -19,7 +20,7 @@ from opsctl.engine.scope import Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
 from opsctl.engine.undo import tell_undone, undo
-from opsctl.engine.watched import Interrupted
+from opsctl.engine.waiting import Interrupted
 from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
 
@@ -28,6 +29,9 @@ _SEVERITY = (
     Exit.INTERRUPTED, Exit.BUG, Exit.USAGE, Exit.ROLLBACK_FAILED, Exit.CONFLICT, Exit.FAILED, Exit.GATE,
     Exit.ROLLED_BACK, Exit.LOCKED, Exit.UNREACHABLE, Exit.DEGRADED, Exit.DONE,
 )  # fmt: skip
+
+R = TypeVar("R")
+Level = Literal["info", "warning", "error"]
 
 
 @dataclass(slots=True)
@@ -109,10 +113,9 @@ class Fleet:
     def _one(self, play: Play, session: Session, on_host: Callable[[Session], PlayOnHost]) -> None:
         """A play on a host, to its end, whatever that is."""
         try:
-            it = on_host(session)
-            lock = self._lock(play)
             try:
-                HostRun(it, session, _deadline(play, it)).run(lock)
+                it = on_host(session)
+                HostRun(it, session, _deadline(play, it)).run(None if self.info.check else play.lock)
                 if session.supervised:
                     self._confirm(session)
             except OpsctlError as error:
@@ -120,15 +123,23 @@ class Fleet:
         except OpsctlError as error:
             self._end(session, Ended(*_plain_end(error), error))
 
-    def _lock(self, play: Play) -> str | None:
-        if self.info.check or play.keys.lock is False:
-            return None
-        return "host" if play.keys.lock is True else play.keys.lock
+    def _confirm(self, session: Session) -> None:
+        def confirm() -> None:
+            session.wait(session.remote().send([journal.confirm(session.info.run)])[0], 60)
 
-    @staticmethod
-    def _confirm(session: Session) -> None:
-        session.wait(session.remote().send([journal.confirm(session.info.run)])[0], 60)
+        self._surely(session, confirm)
         session.supervised = False
+
+    def _surely(self, session: Session, work: Callable[[], R]) -> R:
+        """Work that can be repeated, done again over a new connection where the first one is lost."""
+        while True:
+            try:
+                return work()
+            except Unreachable:
+                session.regain(partial(self._note, session, "warning"))
+
+    def _note(self, session: Session, level: Level, message: str, hint: str | None = None) -> None:
+        self.emit(Note(at=self.clock(), host=session.name, level=level, message=message, hint=hint))
 
     def _failed(self, play: Play, session: Session, error: OpsctlError) -> None:
         """Do what the play says is to be done when it fails, and note how the host ends."""
@@ -148,10 +159,9 @@ class Fleet:
 
     def _roll_back(self, session: Session, error: OpsctlError, *, interrupted: bool) -> tuple[HostStatus, Exit]:
         try:
-            whole = undo(session, self.emit, self.clock, error.message)
+            whole = self._surely(session, lambda: undo(session, self.emit, self.clock, error.message))
         except OpsctlError as second:
-            self.emit(Note(at=self.clock(), host=session.name, level="error", message=f"rollback: {second.message}",
-                           hint=second.hint))  # fmt: skip
+            self._note(session, "error", f"rollback: {second.message}", second.hint)
             return "rollback-failed", Exit.ROLLBACK_FAILED
         if not whole:
             return "rollback-failed", Exit.ROLLBACK_FAILED
@@ -173,13 +183,14 @@ class Fleet:
             try:
                 session.finish("done" if ended.status == "ok" else ended.status, error.message if error else None)
             except OpsctlError as second:
-                self.emit(Note(at=self.clock(), host=session.name, level="warning",
-                               message=f"the journal could not be closed: {second.message}"))  # fmt: skip
+                self._note(session, "warning", f"the journal could not be closed: {second.message}")
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
+            again = f"opsctl run {self.info.meta.get('playbook')} --resume {run}"
             if session.supervised:
-                hint = hint or "the host takes the change back by itself when the time to confirm it is over"
-            hint = hint or f"what was done is kept: opsctl run --resume {run}, or opsctl rollback {run}"
+                hint = ("the host takes everything back by itself when the time to confirm it is over; before that: "
+                        f"{again}, or at once: opsctl rollback {run}")  # fmt: skip
+            hint = hint or f"what was done is kept: {again}, or opsctl rollback {run}"
         self.emit(HostEnded(at=self.clock(), host=session.name, status=ended.status, counts=dict(session.counts),
                             message=message, hint=hint))  # fmt: skip
 

@@ -228,7 +228,10 @@ class HostRun:
         for one in past:
             if one.unfinished:
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
-                           f"opsctl rollback {one.run} or opsctl run --resume {one.run}")  # fmt: skip
+                           f"opsctl rollback {one.run}, or opsctl run {one.playbook} --resume {one.run}")  # fmt: skip
+        if past and past[0].expired:
+            self._note("warning", f"the last run here, {past[0].run} ({past[0].playbook}), was not confirmed in time: "
+                       "the host has taken it back by itself", f"opsctl show {past[0].run}")  # fmt: skip
         last = next((p for p in past if p.playbook == self.session.info.meta.get("playbook")), None)
         if last is None or self.session.resumed:
             return

@@ -11,18 +11,25 @@ from opsctl.modules.contract import Change
 from opsctl.remote import journal as wire
 
 
+NOT_CONFIRMED = "not confirmed"  # why a supervisor took a run back when its time was over
+
+
 @dataclass(frozen=True, slots=True)
 class PastRun:
     """A run as a host's journal tells it.
 
     Attributes:
         state: running | supervised | unfinished | ended.
+        why: what made it end so, such as "not confirmed".
+        attended: its operator is still connected.
         begun, ended: seconds since 1970.
     """
 
     run: str
     state: str
     outcome: str | None
+    why: str | None
+    attended: bool
     begun: float
     ended: float | None
     steps: int
@@ -33,6 +40,19 @@ class PastRun:
     @property
     def unfinished(self) -> bool:
         return self.state == "unfinished"
+
+    @property
+    def ended_as(self) -> str:
+        """How it ended, or what it is doing."""
+        if self.state == "supervised":
+            return "waits to be confirmed" if self.attended else "waits to be confirmed, its operator is gone"
+        said = (self.outcome if self.state == "ended" else self.state) or self.state
+        return f"{said} by the host, not confirmed in time" if self.expired else said
+
+    @property
+    def expired(self) -> bool:
+        """The host has taken it back by itself, since nobody confirmed it."""
+        return self.outcome == "rolled-back" and self.why == NOT_CONFIRMED
 
     @property
     def playbook(self) -> str:
@@ -118,6 +138,8 @@ def past_run(told: Mapping[str, Any]) -> PastRun:
         run=str(told["run"]),
         state=str(told.get("state", "ended")),
         outcome=told.get("outcome"),
+        why=told.get("why"),
+        attended=bool(told.get("attended")),
         begun=float(told.get("begun") or 0),
         ended=told.get("ended"),
         steps=int(told.get("steps") or 0),

@@ -17,6 +17,7 @@ from opsctl import __version__
 from opsctl.engine import find, journal, params, preflight, select, templating
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
+from opsctl.engine.execute import Reverted
 from opsctl.engine.fleet import Fleet, batches
 from opsctl.engine.hostrun import PlayOnHost
 from opsctl.engine.loader import load_playbook
@@ -233,7 +234,12 @@ def _restore(session: Session, options: Options, stage: Stage, plan: Plan) -> in
     if (kept.get("digest") or past.meta.get("digest")) != plan.playbook.digest:
         raise UsageError(f"run {run} was made with another version of this playbook", where=session.name,
                          hint=f"run it anew, or opsctl rollback {run}")  # fmt: skip
-    session.resumed = True
+    if not session.resumed:
+        session.go_on(stage.play.lock, supervised=past.state == "supervised")
+    if session.supervised:
+        reply = session.wait(session.remote().send([journal.follow(run)])[0], None)
+        if reply.result["state"] == "reverted":
+            raise Reverted.of(reply, session.name)
     session.registered.update(kept.get("registered") or {})
     session.measures.update(kept.get("measures") or {})
     session.notified[:] = list(kept.get("notified") or ())

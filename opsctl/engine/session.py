@@ -11,13 +11,15 @@ from typing import Any
 from opsctl.agent.protocol import Call, Reply
 from opsctl.engine import journal
 from opsctl.engine.connections import Connected
-from opsctl.errors import OpsctlError
+from opsctl.engine.waiting import pause
+from opsctl.errors import AuthFailed, HostKeyError, Locked, OpsctlError, RemoteError, Unreachable
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
 from opsctl.remote.agent_client import OnProgress, Pending
 from opsctl.remote.host import RemoteHost, connect
 
 LOST_AGENT = 60.0  # seconds until an agent whose connection is gone has certainly noticed
+REGAIN_AFTER = (0.5, 2.0, 5.0, 10.0, 20.0, 30.0)  # seconds before each attempt to find a lost host again
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,24 @@ class Session:
     def opened(self, first: list[Pending], lock: str | None) -> bool:
         """Wait for the answers to `open`; whether there is news of earlier runs. Raises Locked."""
         if lock and not self.lock:
-            self.wait(first.pop(0), self.info.lock_wait + 60)
+            try:
+                self.wait(first.pop(0), self.info.lock_wait + 60)
+            except Locked as error:
+                self._explain(error, first)
+                raise
             self.lock = lock
         if first:
             self.past = journal.past_runs(self.wait(first[0], 60))
             return True
         return False
+
+    def _explain(self, error: Locked, first: list[Pending]) -> None:
+        """Say what can be done where nobody is there any more to let go of the lock."""
+        runs = journal.past_runs(self.wait(first[0], 60)) if first else ()
+        holder = next((past for past in runs if past.run == error.holder.get("run")), None)
+        if holder and holder.state == "supervised" and not holder.attended:
+            error.message += "; that run waits to be confirmed, and its operator is gone"
+            error.hint = f"opsctl rollback {holder.run} takes it back now, else the host does so when its time is over"
 
     def _take(self, lock: str, wait: float) -> Call:
         holder = {k: self.info.meta[k] for k in ("who", "from", "run", "playbook", "since") if k in self.info.meta}
@@ -118,7 +132,37 @@ class Session:
         if self.lock:
             self.wait(remote.send([self._take(self.lock, LOST_AGENT)])[0], LOST_AGENT + 60)
         for user in self.journals():
-            self.wait(remote.as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0], 60)
+            try:
+                self.wait(remote.as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0], 60)
+            except RemoteError as error:
+                if error.kind != "invalid":  # it was rolled back before the connection was lost
+                    raise
+
+    def regain(self, tell: Callable[[str], None]) -> None:
+        """Connect again, patiently. Raises Unreachable, Locked, Interrupted."""
+        tell("the connection was lost; connecting again")
+        for seconds in REGAIN_AFTER:
+            pause(seconds, self.info.cancelled, self.name)
+            try:
+                self.reconnect()
+            except (AuthFailed, HostKeyError):
+                raise  # trying again will not help
+            except Unreachable as error:
+                tell(f"connecting again: {error.message}")
+            else:
+                return
+        raise Unreachable("the connection was lost, and the host cannot be reached again", where=self.name)
+
+    def go_on(self, lock: str | None, *, supervised: bool) -> None:
+        """Take up a run that was begun on this host before. Raises Locked when somebody else works on it."""
+        self.resumed = True
+        if self.info.check:
+            return
+        begun = self.user(None).send([journal.begin(self.info.run, {}, resume=True)])[0]
+        self.wait(begun, 60)
+        self.began[self._name_of(None)] = begun
+        if supervised:
+            self.supervised, self.lock = True, lock  # which its supervisor holds
 
     def wait(self, pending: Pending, timeout: float | None) -> Reply:
         """The reply of a call; Ctrl-C cancels it meanwhile."""

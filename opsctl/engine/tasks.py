@@ -64,6 +64,12 @@ class Play:
         hosts = self.keys.hosts
         return hosts if isinstance(hosts, str) else ":".join(hosts)
 
+    @property
+    def lock(self) -> str | None:
+        """The lock that is held on each host meanwhile."""
+        said = self.keys.lock
+        return said if isinstance(said, str) else "host" if said else None
+
     def all_tasks(self) -> list[Task]:
         """Every task, rescue and always included, handlers last."""
         return [*walk(self.tasks), *self.handlers]

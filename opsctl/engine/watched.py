@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.engine.session import Session
-from opsctl.errors import Exit, OpsctlError
+from opsctl.engine.waiting import Interrupted
 from opsctl.modules.contract import Host
 from opsctl.remote.agent_client import OnProgress, Pending
 
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     import httpx
 
     from opsctl.remote.host import RawResult, RemoteHost
-
-
-class Interrupted(OpsctlError):
-    """The user stopped the run."""
-
-    exit_code = Exit.INTERRUPTED
 
 
 class Watched(Host):
