@@ -1,13 +1,31 @@
-"""`opsctl drafter`: check, compare and convert EAGLE-3 draft models."""
+"""`opsctl drafter`: check, compare, convert and stage EAGLE-3 draft models."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.cli.playing import (
+    CheckOption,
+    ExitCodeOption,
+    LockWaitOption,
+    OutputOption,
+    Showing,
+    VerboseOption,
+    YesOption,
+    play,
+)
 from opsctl.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from opsctl.cli.drafter_places import Place, Places
+    from opsctl.drafter.case import Case
+    from opsctl.drafter.versions import Version
+    from opsctl.sglang.drafting import Met
 
 app = typer.Typer(no_args_is_help=True, help="Check, compare, convert and stage EAGLE-3 draft models.")
 
@@ -15,69 +33,191 @@ _JSON = typer.Option(False, "--json", help="Print one JSON object.")
 _LINKS = typer.Option(
     False, "--follow-links", help="Follow symbolic links out of the folder (a Hugging Face cache has them)."
 )
+_VERSIONS = re.compile(r"v?\d+\.\d")
 
 
 @app.command()
 def check(
-    path: str = typer.Argument(help="The drafter's folder."),
-    target: str = typer.Option(None, "--target", help="The target model's folder, for its config.json."),
-    sglang: str = typer.Option(None, "--sglang", help="SGLang versions, as 0.5.9,0.5.12. Default: all known ones."),
-    tp: int = typer.Option(8, "--tp", min=1, max=1024, help="Tensor-parallel size."),
+    path: str = typer.Argument(help="The drafter's folder: PATH, or HOST:PATH."),
+    target: str = typer.Option(
+        None, "--target", help="The target model's folder, for its config.json: PATH, or HOST:PATH."
+    ),
+    sglang: str = typer.Option(
+        None, "--sglang", help="SGLang versions, as 0.5.9,0.5.12, or a host that serves. Default: all known versions."
+    ),
+    host: str = typer.Option(
+        None, "--host", "-H", help="The host that is to serve it: version, source, launch settings, target are its own."
+    ),
+    tp: int = typer.Option(None, "--tp", min=1, max=1024, help="Tensor-parallel size. Default: the host's, or 8."),
     context_length: int = typer.Option(
-        None, "--context-length", min=1, help="Context length of the server. Default: the target's."
+        None, "--context-length", min=1, help="Context length of the server. Default: the host's, or the target's."
     ),
     full: bool = typer.Option(False, "--full", help="Read every byte for NaN and zeros, not samples."),
     follow_links: bool = _LINKS,
+    inventory: InventoryOption = None,
     as_json: bool = _JSON,
 ) -> int:
     """Say whether a drafter fits, in a second: what is wrong, what will be seen, and what to do."""
+    from opsctl.cli.drafter_places import Places, place
+    from opsctl.drafter.judge import judge
+    from opsctl.drafter.view import COLOURS, lines
+    from opsctl.text import printable
+
+    by_version = sglang is not None and (_VERSIONS.match(sglang) is not None or "," in sglang)
+    drafter = place(path)
+    serving = host or (sglang if not by_version else None) or drafter.host
+    if host and sglang and not by_version and sglang != host:
+        raise UsageError("--sglang and --host name two hosts", hint="one host serves: give one of them")
+    with Places(inventory) as places:
+        met = places.meet(serving, drafter, follow_links=follow_links and not full) if serving else None
+        case = _case(places, drafter, target, met, tp, context_length, full, follow_links)
+    judgement = judge(case, _versions(sglang if by_version else None, met))
+    told = [*met.lines, *(f"not known: {text}" for text in met.unknown)] if met else []
+    if as_json:
+        found = judgement.as_json()
+        _print_json({**found, "host": {"name": serving, "seen": list(map(printable, told))}} if met else found)
+        return judgement.exit_code
+    for number, (line, verdict) in enumerate(lines(judgement)):
+        typer.secho(line, fg=COLOURS[verdict] if verdict else None)
+        if number == 0:
+            for text in told:
+                typer.echo(f"  {serving}: {printable(text)}")
+    return judgement.exit_code
+
+
+def _case(
+    places: Places,
+    drafter: Place,
+    target: str | None,
+    met: Met | None,
+    tp: int | None,
+    context_length: int | None,
+    full: bool,
+    follow_links: bool,
+) -> Case:
+    """What was asked: given options win over what the host says."""
+    from dataclasses import replace
+
+    from opsctl.cli.drafter_places import place
     from opsctl.drafter.case import Case, Serving
     from opsctl.drafter.folder import open_folder, read_config
-    from opsctl.drafter.judge import judge
-    from opsctl.drafter.versions import parse_list
-    from opsctl.drafter.view import COLOURS, lines
 
-    versions = parse_list(sglang)
-    known = read_config(target) if target is not None else None
-    folder = open_folder(path, full=full, follow_links=follow_links)
-    judgement = judge(Case(folder, known, Serving(tp=tp, context_length=context_length)), versions)
-    if as_json:
-        _print_json(judgement.as_json())
-    else:
-        for line, verdict in lines(judgement):
-            typer.secho(line, fg=COLOURS[verdict] if verdict else None)
-    return judgement.exit_code
+    known = met.target if met else None
+    if target is not None:
+        at = place(target)
+        known = read_config(at.path, places.reader(at))
+    folder = met.drafter if met else None
+    if folder is None or full:
+        folder = open_folder(drafter.path, places.reader(drafter), full=full, follow_links=follow_links)
+    serving = met.serving if met else Serving()
+    serving = replace(
+        serving,
+        tp=serving.tp if tp is None else tp,
+        context_length=serving.context_length if context_length is None else context_length,
+    )
+    return Case(folder, known, serving)
+
+
+def _versions(given: str | None, met: Met | None) -> tuple[Version, ...]:
+    from opsctl.drafter.versions import parse_list
+
+    return met.versions if met and given is None else parse_list(given)
 
 
 @app.command()
 def compare(
-    a: str = typer.Argument(help="A drafter's folder."),
+    a: str = typer.Argument(help="A drafter's folder: PATH, or HOST:PATH."),
     b: str = typer.Argument(help="Another one's."),
     freq: str = typer.Option(None, "--freq", help='Token frequencies of your traffic: JSON, {"token id": count}.'),
     specials: str = typer.Option(None, "--specials", help='Special tokens to look for: JSON, {"name": token id}.'),
     top: int = typer.Option(10, "--top", min=0, max=1000, help="How many uncovered tokens to list."),
     follow_links: bool = _LINKS,
+    inventory: InventoryOption = None,
     as_json: bool = _JSON,
 ) -> int:
     """Compare two drafters: same mapping, same weights, which traffic they cover."""
+    from opsctl.cli.drafter_places import Places, place
     from opsctl.drafter.compare import compare_folders, read_table
     from opsctl.drafter.folder import open_folder
 
     counts = read_table(freq) if freq else None
     names = read_table(specials) if specials else None
-    found = compare_folders(
-        open_folder(a, follow_links=follow_links),
-        open_folder(b, follow_links=follow_links),
-        counts=counts,
-        specials=names,
-        top=top,
-    )
+    first, second = place(a), place(b)
+    with Places(inventory) as places:
+        read_a, read_b = places.reader(first), places.reader(second)
+        found = compare_folders(
+            open_folder(first.path, read_a, follow_links=follow_links),
+            open_folder(second.path, read_b, follow_links=follow_links),
+            counts=counts,
+            specials=names,
+            top=top,
+            read=read_a,
+            read_b=read_b,
+        )
     if as_json:
         _print_json(found.as_json())
     else:
         for line in found.lines():
             typer.echo(line)
     return Exit.DONE
+
+
+@app.command()
+def stage(
+    path: str = typer.Argument(help="The drafter's folder: PATH, or HOST:PATH for one that lies on the host already."),
+    host: HostOption = None,
+    inventory: InventoryOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the draft model on the host (default: the folder's).")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=0, help="Earlier releases that stay (default 3); one in service does.")
+    ] = None,
+    force: Annotated[
+        list[str] | None,
+        typer.Option("--force", metavar="FINDING", help="Stage in spite of this finding of the drafter check."),
+    ] = None,
+    follow_links: bool = _LINKS,
+    check: CheckOption = False,
+    exit_code: ExitCodeOption = False,
+    yes: YesOption = False,
+    lock_wait: LockWaitOption = "0s",
+    output: OutputOption = "human",
+    verbose: VerboseOption = False,
+) -> int:
+    """Bring a drafter to a host as a release, moving only what changed. What is in service stays in service."""
+    from opsctl.cli.drafter_places import place
+    from opsctl.engine.options import Given, Options
+    from opsctl.quantities import seconds
+
+    try:
+        wait = seconds(lock_wait)
+    except ValueError as error:
+        raise UsageError(f"--lock-wait: {error}") from None
+    source = place(path)
+    if source.host and host and source.host != host:
+        raise UsageError(
+            f"the folder lies on {source.host}, and --host is {host}",
+            hint="copy it here first, then stage it from here",
+        )
+    given = {
+        "drafter" if source.host is None else "there": Given(source.path),
+        "name": Given(name),
+        "keep": Given(keep),
+        "accept_findings": Given(force or None),
+        "follow_links": Given(follow_links or None),
+    }
+    options = Options(
+        playbook="stage-drafter",
+        inventory=inventory,
+        limit=source.host or host,
+        given={key: value for key, value in given.items() if value.value is not None},
+        check=check,
+        exit_code=exit_code,
+        yes=yes,
+        lock_wait=wait,
+    )
+    return play(options, Showing(output, None, verbose))
 
 
 @app.command()

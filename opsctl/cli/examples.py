@@ -13,11 +13,20 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "patch show": ("opsctl patch show eagle3-loader-strict",),
     "drafter check": (
         "opsctl drafter check ./my-drafter --target /data/models/Kimi-K2.5 --sglang 0.5.9",
-        "opsctl drafter check ./my-drafter --json",
+        "opsctl drafter check ./my-drafter --host k25",
+        "opsctl drafter check k25:/models/releases/draft/current --json",
+    ),
+    "drafter stage": (
+        "opsctl drafter stage ./my-drafter --host k25 --name draft",
+        "opsctl drafter stage k25:/models/downloads/draft --name draft --force context-length",
     ),
     "drafter compare": ("opsctl drafter compare ./old-drafter ./new-drafter",),
     "drafter convert": ("opsctl drafter convert ./speculators-drafter ./my-drafter --to sglang",),
     "server status": ("opsctl server status", "opsctl server status --host k25 --json"),
+    "server start": ("opsctl server start --host k25",),
+    "server stop": ("opsctl server stop --host k25",),
+    "server restart": ("opsctl server restart --host k25",),
+    "server wait": ("opsctl server wait --host k25",),
     "clean": ("opsctl clean --host k25",),
     "probe": (
         "opsctl probe --host k25",

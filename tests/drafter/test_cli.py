@@ -97,3 +97,77 @@ def test_full_read_finds_what_samples_miss(tmp_path: Path) -> None:
     folder = str(made.write(tmp_path / "d"))
     assert run(["drafter", "check", folder, "--sglang", "0.5.12"]) == 0
     assert run(["drafter", "check", folder, "--sglang", "0.5.12", "--full"]) == 10
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host that is this machine, with SGLang 0.5.12 from its version file alone."""
+    package = tmp_path / "sglang/python/sglang"
+    (package / "srt/models").mkdir(parents=True)
+    (package / "version.py").write_text('__version__ = "0.5.12"\n')
+    monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    file = tmp_path / "inventory.yaml"
+    where = {"checkout": tmp_path / "sglang", "model_path": tmp_path / "target", "weights_root": tmp_path / "weights"}
+    lines = [f"        {key}: {value}" for key, value in where.items()]
+    launch = ["        tp: 2", "        launch: {speculative-algorithm: EAGLE3}"]
+    head = ["hosts:", "    k25:", "      connection: local", "      sglang:"]
+    file.write_text("\n".join([*head, *lines, *launch]) + "\n")
+    return file
+
+
+def test_a_drafter_on_a_host_is_judged_for_that_host(
+    tmp_path: Path, inventory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, *_ = folders(tmp_path, build.specforge())
+    found = []
+    for where in (
+        ["k25:" + path],
+        [path, "--host", "k25"],
+        [path, "--sglang", "k25", "--target", f"k25:{tmp_path}/target"],
+    ):
+        assert run(["drafter", "check", *where, "--inventory", str(inventory), "--json"]) == 0
+        found.append(json.loads(capfd.readouterr().out))
+    assert found[0]["outcome"] == {"0.5.12": "ok"}
+    assert "launch: EAGLE3, tp 2" in found[0]["host"]["seen"]
+    assert all({**one, "path": ""} == {**found[0], "path": ""} for one in found)
+
+
+def test_options_win_over_what_the_host_says(
+    tmp_path: Path, inventory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, *_ = folders(tmp_path, build.specforge())
+    given = ["--inventory", str(inventory), "--host", "k25", "--json"]
+    assert run(["drafter", "check", path, *given, "--tp", "16"]) == 11
+    assert "tp-division" in {f["check"] for f in json.loads(capfd.readouterr().out)["findings"]}
+    assert run(["drafter", "check", path, *given, "--sglang", "0.5.9"]) == 11
+    assert list(json.loads(capfd.readouterr().out)["outcome"]) == ["0.5.9"]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("k25:/nowhere", "no such folder"), ("k26:/x", "no host or group is named 'k26'"), ("k25:here", "absolute path")],
+)
+def test_a_wrong_place_is_a_usage_error(
+    tmp_path: Path, inventory: Path, capfd: pytest.CaptureFixture[str], path: str, told: str
+) -> None:
+    assert run(["drafter", "check", path, "--inventory", str(inventory)]) == 2
+    assert told in capfd.readouterr().err
+
+
+def test_stage_refuses_what_does_not_fit_unless_the_finding_is_named(
+    tmp_path: Path, inventory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, *_ = folders(tmp_path, build.specforge())
+    (tmp_path / "drafter/model-extra.safetensors").write_bytes(b"")
+    stage = ["drafter", "stage", "k25:" + path, "--inventory", str(inventory), "--name", "draft"]
+    assert run(stage) != 0
+    assert not (tmp_path / "weights").exists()
+    (tmp_path / "drafter/model-extra.safetensors").unlink()
+    made = build.specforge()
+    made.config["max_position_embeddings"] = 1024
+    made.write(tmp_path / "drafter")
+    assert run(stage) == 4
+    assert run([*stage, "--force", "context-length"]) == 0
+    (release,) = (tmp_path / "weights/releases/draft").iterdir()
+    assert (release / "model.safetensors").read_bytes() == (tmp_path / "drafter/model.safetensors").read_bytes()
