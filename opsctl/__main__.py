@@ -1,3 +1,3 @@
-from opsctl.cli.main import main
+from opsctl.cli.start import main
 
 main()

@@ -1,4 +1,4 @@
-"""Entry point. Imports only the module of the command that was asked for, so that `opsctl --help` stays quick."""
+"""The command tree. Imports only the module of the command that was asked for, so that `opsctl --help` stays quick."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import typer
 from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer carries its own click
@@ -80,11 +79,6 @@ def build(argv: Sequence[str]) -> TyperGroup:
     group.commands = dict(commands)
     group.params += typer.main.get_install_completion_arguments()
     return group
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    args = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(int(run(args)))
 
 
 def run(args: list[str]) -> int:

@@ -74,15 +74,13 @@ def become_password() -> Secret:
 
 def play(options: Options, showing: Showing, sudo_password: Secret | None = None) -> Exit:
     """Run a playbook as `options` say. Raises UsageError before any host is touched."""
-    from opsctl.engine import known
-    from opsctl.engine.connections import Connections
+    from opsctl.cli import early
 
     with stoppable() as stop:
-        connections = Connections(stop.is_set, options.at_once)
+        begun = early.take()
+        connections = begun.connections
+        connections.cancelled, connections.at_once = stop.is_set, options.at_once
         try:
-            if sudo_password is None:
-                connections.begin(known.first_hosts(options))
-            # What follows is loaded while the first packets travel.
             from opsctl.engine.run import execute, plan
             from opsctl.inventory import load
 
@@ -91,7 +89,7 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
                 inventory = inventory.with_become_password(sudo_password)
             planned = plan(options, inventory)
             files = [*planned.files, *([inventory.file] if inventory.file else [])]
-            known.remember(options, files, [host.connection() for host in planned.first])
+            begun.remember(files, [host.connection() for host in planned.first], options.at_once)
             with views(showing, check=options.check) as emit:
                 return execute(planned, options, emit, stop, ask, connections)
         finally:

@@ -21,7 +21,7 @@ class Connected:
 class Connections:
     """Connects to hosts, at most `at_once` at a time."""
 
-    cancelled: Callable[[], bool]
+    cancelled: Callable[[], bool] = lambda: False
     at_once: int = 32
     _pool: ThreadPoolExecutor | None = None
     _begun: dict[str, tuple[ConnectionSpec, Future[Connected]]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Connections:
 
     def _connect(self, spec: ConnectionSpec) -> Connected:
         began = time.monotonic()
-        remote = connect(spec, self.cancelled)
+        remote = connect(spec, lambda: self.cancelled())  # it may be set later
         return Connected(remote, time.monotonic() - began)
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""Playbooks that were checked before, so that the next run may connect while it loads them again.
+"""Command lines that were right before, so that the next one like it may connect while it is being read again.
 
 No host is touched for a playbook that is wrong. Loading and checking one costs as much time as a connection's round
 trips, so a run that passed its checks notes the digests of everything it was read from, and how its first hosts are
-reached; a run with the same files and options begins to connect at once. A note is only a hint: everything is read and
-checked again in any case, and a host that is to be reached in another way is connected to anew.
+reached; a run with the same words, in the same folder and with the same files begins to connect at once. A note is only
+a hint: everything is read and checked again in any case, and a host that is to be reached in another way is connected
+to anew.
 """
 
 from __future__ import annotations
@@ -12,44 +13,60 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from opsctl import __version__
-from opsctl.engine.options import Options
 from opsctl.remote.spec import ConnectionSpec, Timeouts
 
 _MOST_NOTES = 200
 
 
-def first_hosts(options: Options) -> list[ConnectionSpec]:
-    """How to reach the hosts that this run will begin with, as far as that is known before its playbook is read."""
+@dataclass(frozen=True, slots=True)
+class First:
+    """The hosts that a run begins with, as they are reached, and how many of them are worked on at a time."""
+
+    hosts: tuple[ConnectionSpec, ...]
+    at_once: int
+
+
+def first(words: Sequence[str]) -> First | None:
+    """What a command line will begin with, as far as that is known before it is read."""
+    if _names_files(words):
+        return None
     try:
-        noted = json.loads(_note(options).read_text(encoding="utf-8"))
+        noted = json.loads(_note(words).read_bytes())
         if all(_digest(Path(file)) == digest for file, digest in noted["files"].items()):
-            return [_spec(told) for told in noted["hosts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+            return First(tuple(_spec(told) for told in noted["hosts"]), int(noted["at_once"]))
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         pass
-    return []
+    return None
 
 
-def remember(options: Options, files: Iterable[str], first: Iterable[ConnectionSpec]) -> None:
-    """Note that the run as `options` describe it is right, and how the hosts it begins with are reached."""
-    plain = [spec for spec in first if spec.password is None and spec.become_password is None]
-    note = {
-        "files": {str(Path(f).absolute()): _digest(Path(f)) for f in files},
-        "hosts": [asdict(spec) for spec in plain],
-    }
-    path = _note(options)
-    with contextlib.suppress(OSError):  # a hint that cannot be kept is no loss
+def remember(words: Sequence[str], files: Iterable[str], found: First) -> None:
+    """Note that a command line is right, the files it was read from, and what it begins with."""
+    if _names_files(words):
+        return
+    plain = [spec for spec in found.hosts if spec.password is None and spec.become_password is None]
+    hosts = [asdict(spec) for spec in plain]
+    with contextlib.suppress(OSError, RuntimeError):  # a hint that cannot be kept is no loss
+        digests = {str(Path(f).absolute()): _digest(Path(f)) for f in files}
+        path, data = _note(words), json.dumps({"files": digests, "hosts": hosts, "at_once": found.at_once}).encode()
+        if path.exists() and path.read_bytes() == data:
+            return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(note), encoding="utf-8")
+        temporary.write_bytes(data)
         temporary.replace(path)
         for old in sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_MOST_NOTES]:
             old.unlink(missing_ok=True)
+
+
+def _names_files(words: Sequence[str]) -> bool:
+    """Whether the words may name files of variables (`-e @FILE`), whose content the note would have to cover."""
+    return any("@" in word for word in words)
 
 
 def _spec(told: dict[str, Any]) -> ConnectionSpec:
@@ -57,11 +74,11 @@ def _spec(told: dict[str, Any]) -> ConnectionSpec:
     return ConnectionSpec(**{**told, **lists, "timeouts": Timeouts(**told["timeouts"])})
 
 
-def _note(options: Options) -> Path:
+def _note(words: Sequence[str]) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     # Values are digested with the rest: they decide whether the playbook is right, and are nobody's business.
-    words = repr((__version__, os.getcwd(), os.environ.get("OPSCTL_INVENTORY"), sorted(asdict(options).items())))
-    return cache / "opsctl" / "checked" / f"{hashlib.sha256(words.encode()).hexdigest()}.json"
+    text = repr((__version__, os.getcwd(), os.environ.get("OPSCTL_INVENTORY"), list(words)))
+    return cache / "opsctl" / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def _digest(path: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from opsctl.cli import early
 from opsctl.cli.playing import Showing, play
 from opsctl.engine import known
 from opsctl.engine.events import HostEnded, UndoStep
@@ -146,13 +147,39 @@ def test_a_wrong_playbook_touches_no_host_even_if_it_was_right_before(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(project.folder / "cache"))
     monkeypatch.setenv("OPSCTL_RECORDS", str(project.folder / "records"))
-    options = Options(str(project.folder / "play.yaml"), inventory=str(project.folder / "inventory.yaml"))
+    options, words = _as_a_command_line(project)
     for wrong in ("hosts: far\ntasks:\n  - debug: '{{ missing }}'\n", "hosts: far\ntaks: []\n"):
         project.write(tasks(1))
+        early.begin(words)
         assert play(options, Showing(output="jsonl")) == Exit.DONE
-        assert known.first_hosts(options)  # the next run of the same would connect at once
+        assert known.first(words)  # the next run of the same would connect at once
         before = over_ssh.connections
         project.write(wrong)
+        early.begin(words)
         with pytest.raises(UsageError):
             play(options, Showing(output="jsonl"))
         assert over_ssh.connections == before
+
+
+def test_a_run_like_an_earlier_one_connects_before_it_is_read(
+    project: Project, over_ssh: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project.folder / "cache"))
+    monkeypatch.setenv("OPSCTL_RECORDS", str(project.folder / "records"))
+    options, words = _as_a_command_line(project)
+    project.write(tasks(1))
+    early.begin(words)
+    assert play(options, Showing(output="jsonl")) == Exit.DONE
+    before = over_ssh.connections
+    early.begin(words)
+    eventually(lambda: over_ssh.connections == before + 1)
+    assert play(options, Showing(output="jsonl")) == Exit.DONE
+    assert over_ssh.connections == before + 1
+    early.begin([*words, "--tags", "other"])
+    early.take().connections.close()
+    assert over_ssh.connections == before + 1, "another command line connected"
+
+
+def _as_a_command_line(project: Project) -> tuple[Options, list[str]]:
+    playbook, inventory = str(project.folder / "play.yaml"), str(project.folder / "inventory.yaml")
+    return Options(playbook, inventory=inventory), ["run", playbook, "-i", inventory]

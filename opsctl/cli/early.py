@@ -1,0 +1,52 @@
+"""Connecting before the command line is read, where it is known to be right: see opsctl.engine.known.
+
+Reading the command line, the inventory and the playbook takes as much time as the round trips of a connection. Imports
+only what connecting needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opsctl.engine import known
+from opsctl.engine.connections import Connections
+from opsctl.remote.spec import ConnectionSpec
+
+
+@dataclass(slots=True)
+class Early:
+    """The command line that is carried out, and the connections that were begun for it."""
+
+    words: Sequence[str] = ()
+    connections: Connections = field(default_factory=Connections)
+
+    def remember(self, files: Iterable[str | Path], hosts: Iterable[ConnectionSpec], at_once: int) -> None:
+        """Note what a command line that has turned out right begins with."""
+        if self.words:
+            known.remember(self.words, map(str, files), known.First(tuple(hosts), at_once))
+
+
+_early = Early()
+
+
+def begin(words: Sequence[str]) -> None:
+    """Begin to connect to the hosts that `words` began with before, if nothing has changed since."""
+    global _early
+    _early = Early(words)
+    first = known.first(words)
+    if first is None or not first.hosts:
+        return
+    _early.connections.at_once = first.at_once
+    _early.connections.begin(first.hosts)
+    if any(spec.connection == "ssh" for spec in first.hosts):
+        # Loaded before anything else: the connection waits for it, and imports side by side slow each other down.
+        import opsctl.remote.ssh  # noqa: F401
+
+
+def take() -> Early:
+    """What was begun, for the caller to use and to close; it is given out once."""
+    global _early
+    taken, _early = _early, Early()
+    return taken
