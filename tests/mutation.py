@@ -21,10 +21,10 @@ def mutated(text: str, dice: random.Random) -> str:
             case 3:
                 lines[index] = line.lstrip()
             case 4:
-                place = dice.randrange(len(line))
+                place = dice.randrange(max(1, len(line)))
                 lines[index] = line[:place] + line[place + 1 :]
             case 5:
-                place = dice.randrange(len(line))
+                place = dice.randrange(max(1, len(line)))
                 lines[index] = line[:place] + dice.choice("\"'{}[]:,#&*!|>%@`\t\\-x0\0é") + line[place:]
             case 6:
                 lines[index] = (

@@ -104,12 +104,14 @@ def test_yaml_blocks(block: pages.Block, tmp_path: Path) -> None:
     path = tmp_path / "shown.yaml"
     path.write_text(block.text)
     value = yaml.load(block.text, yaml.BaseLoader)
-    if isinstance(value, list) and any("hosts" in play for play in value):
+    if "docs/ci.md" in block.place and not isinstance(value, list):
+        return  # workflows: their steps are run elsewhere
+    if isinstance(value, list) and "hosts" not in value[0]:
+        path.write_text("- hosts: all\n  tasks:\n" + "".join(f"    {line}\n" for line in block.text.splitlines()))
+    if isinstance(value, list):
         load_playbook(path)
         jsonschema.validate(plain(path), schema.playbook())
     elif isinstance(value, dict) and {"hosts", "defaults", "groups"} & set(value):
-        if isinstance(value.get("groups"), dict):
-            path.write_text(block.text)
         for host in load(path).hosts.values():
             host.connection()
         jsonschema.validate(plain(path), schema.inventory())
@@ -119,7 +121,7 @@ def test_yaml_blocks(block: pages.Block, tmp_path: Path) -> None:
         (tmp_path / "own" / "shown.yaml").write_text(whole)
         assert patchfiles.read(tmp_path / "own").states
     else:
-        assert "docs/ci.md" in block.place, f"{block.place}: what is this?"
+        pytest.fail("neither a playbook, tasks, an inventory nor a patch")
 
 
 def plain(path: Path) -> Any:
