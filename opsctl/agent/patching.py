@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -36,27 +37,26 @@ def look(
     `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
     Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path]}.
     """
-    found = servers.find(call, locate=True)
+    found = servers.find(call)
     serving = next((one for one in found if _flag(one["argv"], "--port", "30000") == str(port)), None)
-    imported = serving["package"] if serving else servers.located(python, "/", _environment(path)) if python else None
-    if root is None and imported is None:
+    asking = _Imports(found, serving, python, path)  # interpreters take their time to start
+    asking.start()
+    if root is None:
+        asking.join()
+        root = _root_of(asking.imported) if asking.imported else None
+    if root is None:
         raise AgentError(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
     architectures = _architectures(model or (_flag(serving["argv"], "--model-path", None) if serving else None))
-    reply = source.gather(
-        call,
-        root if root is not None else _root_of(str(imported)),
-        files,
-        tuple(dict.fromkeys((*classes, *architectures))),
-        exists,
-    )
+    reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
+    asking.join()
     top = os.path.join(reply.result["root"], reply.result["prefix"])
     paths = (entry["path"] for entry in reply.result["files"] if not entry["head"])
     more = {
         "servers": found,
         "architectures": architectures,
-        "imported": os.path.realpath(imported) if imported else None,
+        "imported": os.path.realpath(asking.imported) if asking.imported else None,
         "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
     }
     return Reply(dict(reply.result, **more), reply.body)
@@ -131,6 +131,26 @@ def applied(call: Context, root: str) -> Reply:
         raise AgentError("failed", "the before-images in the journal have more than %d bytes" % _MOST)
     told = {"steps": steps, "now": now, "images": [[sha256, len(data)] for sha256, data in images.items()]}
     return Reply(told, zlib.compress(b"".join(images.values()), 6))
+
+
+class _Imports(threading.Thread):
+    """Finds out which package every server imports, and `imported`: the one that `serving` does, or `python` would."""
+
+    def __init__(
+        self, found: List[Dict[str, Any]], serving: Optional[Dict[str, Any]], python: Optional[str], path: Optional[str]
+    ) -> None:
+        super().__init__(daemon=True)
+        self.found, self.serving, self.python, self.path = found, serving, python, path
+        self.imported: Optional[str] = None
+
+    def run(self) -> None:
+        for server in self.found:
+            server.update(package=None, newest=None, newest_file=None)
+            servers.locate_one(server)
+        if self.serving:
+            self.imported = self.serving["package"]
+        elif self.python:
+            self.imported = servers.located(self.python, "/", _environment(self.path))
 
 
 def _standing(record: runlog.Record, root: str) -> List[Tuple[str, Dict[str, Any]]]:

@@ -52,6 +52,13 @@ def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     return sorted(first, key=lambda server: (server["started"], server["pid"]))
 
 
+def locate_one(server: Dict[str, Any]) -> None:
+    """Add to a server what `find` tells with `locate`."""
+    package = _package(server["pid"])
+    newest, newest_file = _newest(package) if package else (None, None)
+    server.update(package=package, newest=newest, newest_file=newest_file)
+
+
 def _server(pid: int) -> Optional[Dict[str, Any]]:
     argv = _words(pid, "cmdline")
     process = pids.look(pid)

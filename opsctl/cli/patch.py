@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,7 +29,9 @@ from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.cli.patch_hosts import Wanted
+    from opsctl.cli.patch_hosts import Status, Wanted
+    from opsctl.inventory import InventoryHost
+    from opsctl.remote.host import RemoteHost
     from opsctl.sglang.patchset import Report
 
 app = typer.Typer(no_args_is_help=True)
@@ -116,9 +120,6 @@ def sglang(
 
       opsctl patch sglang --revert eagle3-fc-guard
     """
-    from opsctl import patchfiles
-    from opsctl.cli.patch_hosts import PLAYBOOK, Wanted, demand_known, undo_runs
-    from opsctl.engine.options import Given, Options
     from opsctl.quantities import seconds
 
     _demand_one_thing(status=status, revert=revert, as_json=as_json, commit=commit)
@@ -126,11 +127,12 @@ def sglang(
         wait = seconds(lock_wait)
     except ValueError as error:
         raise UsageError(f"--lock-wait: {error}") from None
-    mine = patchfiles.read(own) if own else patchfiles.Own()
-    demand_known(patches or (), mine)
-    wanted = Wanted(tuple(patches or ()), tree, for_target, mine)
     if status:
-        return _tell_status(inventory, host, wanted, as_json=as_json, diff=bool(diff))
+        return _tell_status(inventory, host, patches or [], tree, for_target, own, as_json=as_json, diff=bool(diff))
+    from opsctl.cli.patch_hosts import PLAYBOOK, own_patches, undo_runs
+    from opsctl.engine.options import Given, Options
+
+    own_patches(own, patches or ())
     given = {
         "patches": Given(patches or None),
         "checkout": Given(tree),
@@ -168,11 +170,38 @@ def _demand_one_thing(*, status: bool, revert: bool, as_json: bool, commit: str 
         raise UsageError("--json goes with --status", hint="-o jsonl tells a run as JSON lines")
 
 
-def _tell_status(inventory: str | None, host: str | None, wanted: Wanted, *, as_json: bool, diff: bool) -> Exit:
-    from opsctl.cli.patch_hosts import lines
-    from opsctl.cli.patch_hosts import status as look
+def _wanted(names: Sequence[str], tree: str | None, target: str | None, own: Path | None) -> Wanted:
+    from opsctl.cli.patch_hosts import Wanted, own_patches
 
-    done = on_each(chosen(inventory, host), lambda remote, one: look(remote, one, wanted))
+    return Wanted(tuple(names), tree, target, *own_patches(own, names))
+
+
+def _tell_status(
+    inventory: str | None,
+    host: str | None,
+    names: Sequence[str],
+    tree: str | None,
+    target: str | None,
+    own: Path | None,
+    *,
+    as_json: bool,
+    diff: bool,
+) -> Exit:
+    hosts = chosen(inventory, host)
+    # What judges the source is loaded while the first packets travel.
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_wanted, names, tree, target, own)
+        if names or own:
+            loading.result()  # a mistake is told before any host is touched
+
+        def look(remote: RemoteHost, one: InventoryHost) -> Status:
+            from opsctl.cli.patch_hosts import status
+
+            return status(remote, one, loading.result())
+
+        done = on_each(hosts, look)
+    from opsctl.cli.patch_hosts import lines
+
     found = [d.value for d in done if d.value is not None]
     failed = tell_errors(done)
     if as_json and found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from opsctl.engine import journal
     from opsctl.engine.journal import PastRun
     from opsctl.inventory import InventoryHost
-    from opsctl.patchfiles import Own
+    from opsctl.patchfiles import Diff
     from opsctl.remote.host import RemoteHost
+    from opsctl.sglang.patches import Patch
+    from opsctl.sglang.patches.own import EndState
     from opsctl.sglang.patching import Looked
     from opsctl.sglang.patchset import Report
 
@@ -32,7 +35,8 @@ class Wanted:
     names: tuple[str, ...]
     tree: str | None
     target: str | None
-    own: Own
+    states: tuple[EndState, ...] = ()
+    diffs: tuple[Diff, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +64,17 @@ def status(remote: RemoteHost, host: InventoryHost, wanted: Wanted) -> Status:
     """Look at a host's tree. One round trip; two where the project's own diffs are to be tried."""
     place = patching.place(host.variables.get("sglang") or {}, wanted.tree)
     looked = patching.received(
-        remote.call(
-            patching.request(place, wanted.names, wanted.target, patchset.files(wanted.own.states)), timeout=120
-        )
+        remote.call(patching.request(place, wanted.names, wanted.target, patchset.files(wanted.states)), timeout=120)
     )
     targets = [wanted.target] if wanted.target else looked.architectures
-    if wanted.target and not wanted.names:
+    diffs = wanted.diffs
+    names = [name for name in wanted.names if name not in {diff.name for diff in diffs}]
+    if wanted.names and not names:
+        chosen: tuple[Patch, ...] = ()
+    elif wanted.target and not names:
         chosen = patchset.select((), target=wanted.target)
     else:
-        chosen = patching.chosen(looked.tree, wanted.names, targets, wanted.own.states)
-    diffs = wanted.own.diffs
+        chosen = patching.chosen(looked.tree, names, targets, wanted.states)
     entries: tuple[patchset.Entry, ...] = ()
     changes: tuple[patchset.FileEdit, ...] = ()
     if diffs:
@@ -122,9 +127,19 @@ def undo_runs(hosts: Sequence[InventoryHost], tree: str | None, *, check: bool, 
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
 
 
-def demand_known(names: Sequence[str], own: Own) -> None:
-    """Raises UsageError for a name that is no patch, before any host is touched."""
-    mine = {*(s.name for s in own.states), *(d.name for d in own.diffs), patchset.CAPTURE}
+def own_patches(folder: Path | None, names: Sequence[str]) -> tuple[tuple[EndState, ...], tuple[Diff, ...]]:
+    """The project's own patches, of those that are named, or all. Raises UsageError for a name that no patch has."""
+    states: tuple[EndState, ...] = ()
+    diffs: tuple[Diff, ...] = ()
+    if folder is not None:
+        from opsctl import patchfiles
+
+        found = patchfiles.read(folder)
+        states, diffs = found.states, found.diffs
+    mine = {*(s.name for s in states), *(d.name for d in diffs), patchset.CAPTURE}
     for name in names:
         if name not in mine:
             patchset.select([name])
+    if not names:
+        return states, diffs
+    return tuple(s for s in states if s.name in names), tuple(d for d in diffs if d.name in names)

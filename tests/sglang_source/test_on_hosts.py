@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
+from opsctl.agent.protocol import Call
 from opsctl.cli.main import run
 from opsctl.errors import Exit
+from opsctl.inventory import load
+from opsctl.remote.host import connect
+from tests.proxy import Proxy
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
 from tests.sshd import Sshd, free_port
@@ -416,3 +420,16 @@ def test_source_on_a_host_without_a_checkout_asks_for_one(box: Box, cli: Cli) ->
     said = cli("source", "grep", "x")
     assert said.code == Exit.USAGE
     assert "checkout" in said.err
+
+
+def test_a_status_costs_one_look(box: Box, cli: Cli, slow_link: Callable[[float], Proxy]) -> None:
+    proxy = slow_link(0.0)
+    box.port = proxy.port
+    inventory = box.inventory
+    (host,) = load(str(inventory)).select("box")
+    with connect(host.connection()) as remote:
+        remote.call(Call("files.free", {"path": "/"}))
+    alone = proxy.turns
+    proxy.turns = 0
+    assert cli("patch", "sglang", "--status").code == Exit.CHANGES
+    assert proxy.turns <= alone + 2  # large answers come in several pieces, and agent modules may be asked for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import lru_cache
 
 from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable, origin
@@ -119,11 +120,10 @@ def _read_first(tree: SourceTree, runner: Module) -> list[splice.Edit]:
     return [splice.Edit(place, place, code), splice.Edit((first, 0), (last + 1 + gap, 0), "")]
 
 
-def _calls(module: Module) -> list[ast.Call]:
-    return sorted(
-        (n for n in ast.walk(module.tree) if isinstance(n, ast.Call) and called_name(n) == CAPTURE),
-        key=lambda c: c.lineno,
-    )
+@lru_cache(maxsize=64)  # the model runner is long, and looked through again and again
+def _calls(module: Module) -> tuple[ast.Call, ...]:
+    found = (n for n in ast.walk(module.tree) if isinstance(n, ast.Call) and called_name(n) == CAPTURE)
+    return tuple(sorted(found, key=lambda c: c.lineno))
 
 
 def _is_bare(call: ast.Call) -> bool:
