@@ -72,6 +72,10 @@ def health(
     skip: Annotated[str, typer.Option(metavar="CHECK,...", help="Leave these out.")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML too.")] = None,
+    active: Annotated[
+        bool,
+        typer.Option("--active", help="Load idle GPUs with the tests that are installed: nvbandwidth, NCCL, torch."),
+    ] = False,
     record: Annotated[bool, typer.Option("--record", help="Print the profile of these GPUs.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show passed and skipped checks too.")] = False,
 ) -> None:
@@ -83,6 +87,8 @@ def health(
     checks = selected(_names(only), _names(skip))
     if capture and (host or inventory or watch):
         raise UsageError("--capture judges files, not hosts", hint="leave out --host, --inventory and --watch")
+    if active and (capture or watch):
+        raise UsageError("--active tests hosts, once", hint="leave out --capture and --watch")
     unreached: list[Done[Evidence]] = []
     if capture:
         from opsctl.gpu.bundle import members
@@ -97,7 +103,7 @@ def health(
         listed = chosen(inventory, host)
         if watch:
             health_hosts.watch(listed, checks, every)
-        done = health_hosts.evidence_of(listed)
+        done = health_hosts.evidence_of(listed, load=active)
         unreached = [one for one in done if one.error]
         evidence = [(one.host.name, one.value) for one in done if one.value is not None]
         reports = health_hosts.reports(done, checks)
@@ -141,7 +147,8 @@ def finish(
     else:
         from opsctl.report.health import show
 
-        show(reports, verbose=verbose)
+        lost_hosts = [(one.host.name, one.error.message) for one in unreached if one.error]
+        show(reports, verbose=verbose, unreached=[(name, mask(why)) for name, why in lost_hosts])
     lost = tell_errors(unreached)
     if overall is Verdict.FAIL:
         raise typer.Exit(Exit.UNFIT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from opsctl.gpu import gathered, lastlook, state, wanted
+from opsctl.gpu import active, gathered, lastlook, state, wanted
 from opsctl.gpu.judge import HostReport, judge
 from opsctl.gpu.model import Evidence
 from opsctl.gpu.wanted import Wanted
@@ -35,12 +35,25 @@ def on_host(remote: RemoteHost, host: InventoryHost) -> Evidence:
     return gathered.look(lambda call: remote.call(call, timeout=expected.seconds), expected)
 
 
-def evidence_of(hosts: Sequence[InventoryHost]) -> list[Done[Evidence]]:
+def under_load(remote: RemoteHost, host: InventoryHost) -> Evidence:
+    """The same, and the tests that load the GPUs, when nothing uses them."""
+    expected, found = wanted_of(host), on_host(remote, host)
+    refused = active.refusal(found, expected.settings)
+    if refused is None and expected.root != "/":
+        refused = "the host is seen through another root: who uses its GPUs is not certain"
+    if refused:
+        return replace(found, active=active.not_run(refused))
+    gpus = max(len(r.gpus) for r in found.readings)
+    said = remote.call(active.ask(expected, gpus), timeout=active.longest(expected)).result
+    return replace(found, active=active.runs(said))
+
+
+def evidence_of(hosts: Sequence[InventoryHost], *, load: bool = False) -> list[Done[Evidence]]:
     from opsctl.cli.hosts import on_each
 
     for host in hosts:
         wanted_of(host)  # a mistake in the inventory is told before any host is touched
-    return on_each(hosts, on_host, at_once=_AT_ONCE)
+    return on_each(hosts, under_load if load else on_host, at_once=_AT_ONCE)
 
 
 def reports(done: Iterable[Done[Evidence]], checks: Sequence[Check]) -> list[HostReport]:

@@ -14,6 +14,8 @@ from opsctl.gpu.model import Evidence, Host, KernelLog, Reading
 
 _SECTION = re.compile(r"^#{20,}\n# (?P<part>[^\n]*?) :: [^\n]*\n(?:# \$[^\n]*\n)?#{20,}\n", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's colours and underlines, pasted along
+_XML = re.compile(r"<\?xml|<!DOCTYPE nvidia_smi_log|<nvidia_smi_log")
+_XML_END = "</nvidia_smi_log>"
 _PREFERRED = ("xml", "text", "csv", "table", "list")
 
 
@@ -27,20 +29,32 @@ def read(text: str, name: str) -> Evidence | None:
     if not start:
         return Evidence()
     if start.startswith(("<?xml", "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")):
-        return Evidence(readings=(smi_xml.read(text),))
+        return _with_xml(text, 0)
     if _SECTION.search(text):
         return _sections(text)
+    if (among := _XML.search(text)) and "<nvidia_smi_log" in text:
+        return _with_xml(text, among.start())
     runs = smi_errors.recorded_runs(text) if start[0] in "[{" else None
     if runs is not None:
         return Evidence(smi_errors=runs)
     return _plain(text)
 
 
+def _with_xml(text: str, start: int) -> Evidence:
+    """The answer, and what a terminal or nvidia-smi's own warnings put before and after it."""
+    _, mark, after = text[start:].partition(_XML_END)
+    answer = Evidence(readings=(smi_xml.read(text[start : len(text) - len(after)] if mark else text[start:]),))
+    around = [read(part, "") for part in (text[:start], after) if part.strip()]
+    return merged([answer, *(e for e in around if e)])
+
+
 def _plain(text: str) -> Evidence | None:
     refused = smi_errors.read(text)
     reading = _reading(text)
     if reading or refused:
-        return Evidence(readings=(reading,) if reading else (), smi_errors=refused)
+        log = klog.read(text)
+        kernel = log if log.events else None  # pasted into the same file
+        return Evidence(readings=(reading,) if reading else (), smi_errors=refused, kernel=kernel)
     if lspci.HEADER.search(text) and not klog.looks_like(text):
         return Evidence(pci=lspci.read(text))
     if smi_list.uninformative(text):

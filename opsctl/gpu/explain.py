@@ -26,6 +26,10 @@ _THRESHOLDS = {
     "host.fd": "fd.",
     "host.time": "clock.",
     "proc.stuck": "stuck.",
+    "svc.port": "ready.",
+    "active.bandwidth": "active.pair",
+    "active.nccl": "active.limit",
+    "active.torch": "active.limit",
 }
 _SEVERITY = {"fail": "a failure", "warn": "a warning", "info": "information only"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class HostReport:
     verdict: Verdict
     results: tuple[Result, ...]
     kernel: tuple[KernelEvent, ...] = ()
+    about: str = ""  # which GPUs and driver, in words
 
     @property
     def by_check(self) -> dict[str, Result]:
@@ -82,7 +84,17 @@ def judge(host: str, evidence: Evidence, settings: Settings, chosen: Iterable[Ch
         for one in check.function(evidence, settings)
     ]
     events = evidence.kernel.events if evidence.kernel else ()
-    return HostReport(host, worst([r.verdict for r in found]), tuple(found), events)
+    return HostReport(host, worst([r.verdict for r in found]), tuple(found), events, _about(evidence))
+
+
+def _about(evidence: Evidence) -> str:
+    reading = max(evidence.readings, key=lambda r: len(r.gpus), default=None)
+    if reading is None:
+        on_pci = sum(d.gpu for d in evidence.pci or ())
+        return f"{on_pci} GPUs on PCI" if on_pci else ""
+    names = Counter(g.name or "GPU" for g in reading.gpus)
+    parts = [f"{count} x {name}" for name, count in names.most_common()]
+    return ", ".join(parts + ([f"driver {reading.driver}"] if reading.driver else []))
 
 
 def _matches(name: str, check: str) -> bool:

@@ -283,6 +283,17 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveRun:
+    """One test that loaded the GPUs. missing: why it was not run; code: None when it was ended at its limit."""
+
+    test: str
+    missing: str | None = None
+    code: int | None = None
+    seconds: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Counters at one moment, to tell what happened since: `counters` by (what, which). at: epoch seconds."""
 
@@ -304,6 +315,7 @@ class Evidence:
     table: ProcessTable | None = None
     before: State | None = None  # counters of an earlier look at the same host
     host: Host = field(default_factory=Host)
+    active: tuple[ActiveRun, ...] | None = None  # with --active
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class _Model(BaseModel):
     weights: str | None = None
     root: str = "/"
     programs: list[str] = Field(default_factory=list)
+    python: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Wanted:
     """unit, port: of the server; folders: whose file systems must have room; weights: a folder with an index.
 
     root: where the host's own file system is mounted, seen from a container; programs: folders searched before PATH.
+    python: the interpreter that serves; env: what NCCL and CUDA are told there. Both only matter to active tests.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -48,6 +51,8 @@ class Wanted:
     weights: str | None = None
     root: str = "/"
     programs: tuple[str, ...] = ()
+    python: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -72,6 +77,10 @@ def _served(sglang: Mapping[str, Any]) -> dict[str, Any]:
     model, log, weights = sglang.get("model_path"), sglang.get("log"), sglang.get("weights_root")
     if model and model.startswith("/"):
         known["weights"] = model
+    environment, python = sglang.get("environment"), sglang.get("python")
+    known["python"] = python or (f"{environment.rstrip('/')}/bin/python" if environment else None)
+    said = sglang.get("env") or {}
+    known["env"] = {k: v for k, v in said.items() if k.startswith(("NCCL_", "CUDA_")) and isinstance(v, str)}
     log_folder = str(PurePosixPath(log).parent) if log else None
     known["folders"] = [f for f in ("/", "/tmp", log_folder, weights) if f]
     return known
@@ -97,4 +106,6 @@ def load(data: Mapping[str, Any], where: str) -> Wanted:
         weights=model.weights,
         root=model.root,
         programs=tuple(model.programs),
+        python=model.python,
+        env=tuple(model.env.items()),
     )

@@ -11,31 +11,59 @@ import typer
 from opsctl.gpu.judge import HostReport, Result
 from opsctl.gpu.model import KernelEvent, Verdict
 from opsctl.report import junit
-from opsctl.text import one_line, printable
+from opsctl.text import few, one_line, printable
 
+_FEW = 4  # unfit hosts of a fleet whose faults are told in full
 _COLOUR = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.SKIP: "bright_black"}
 
 
-def show(reports: Sequence[HostReport], *, verbose: bool = False) -> None:
-    """One block per host, worst first; a fleet gets one line per host before the blocks of those that are not fit."""
-    ordered = sorted(reports, key=lambda r: -r.verdict.rank)
-    if len(ordered) > 1:
-        width = max(len(r.host) for r in ordered)
-        for report in ordered:
-            typer.echo(f"{_word(report.verdict)} {printable(report.host):<{width}}  {summary(report)}")
-        typer.echo()
+def show(reports: Sequence[HostReport], *, verbose: bool = False, unreached: Sequence[tuple[str, str]] = ()) -> None:
+    """One block per host, worst first. A fleet gets one line per host, and blocks only while those are few.
+
+    unreached: hosts without a report, and why.
+    """
+    ordered = sorted(reports, key=_order)
+    fleet = len(ordered) + len(unreached) > 1
+    if fleet:
+        _fleet(ordered, unreached)
+    unfit = [r for r in ordered if r.verdict.rank > 1]
+    told = ordered if verbose or not fleet else unfit if len(unfit) <= _FEW else []
+    for report in told:
+        if fleet:
+            typer.echo()
+        _block(report, verbose)
+    if len(unfit) > len(told):
+        typer.echo(f"\ndetails: --host {printable(unfit[0].host)}, or --verbose for all")
+
+
+def _order(report: HostReport) -> tuple[int, int]:
+    """Worst first; of two with the same verdict the one with more faults."""
+    return -report.verdict.rank, -sum(r.verdict is report.verdict for r in report.by_check.values())
+
+
+def _fleet(ordered: Sequence[HostReport], unreached: Sequence[tuple[str, str]]) -> None:
+    """One line per host, then how many are how."""
+    width = max(len(printable(name)) for name in [r.host for r in ordered] + [name for name, _ in unreached])
+    for name, why in unreached:
+        lost = typer.style("LOST", fg="red", bold=True)
+        typer.echo(f"{lost} {printable(name):<{width}}  {one_line(why, 100)}")
     for report in ordered:
-        if len(ordered) == 1 or verbose or report.verdict.rank > 1:
-            _block(report, verbose)
+        typer.echo(f"{_word(report.verdict)} {printable(report.host):<{width}}  {summary(report)}")
+    counts = Counter(r.verdict for r in ordered)
+    words = {Verdict.FAIL: "unfit", Verdict.WARN: "with warnings", Verdict.PASS: "fit", Verdict.SKIP: "not judged"}
+    parts = [f"{len(unreached)} not reached"] if unreached else []
+    parts += [f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict]]
+    typer.echo(f"{len(ordered) + len(unreached)} hosts: {', '.join(parts)}")
 
 
 def summary(report: HostReport) -> str:
-    """The faults in a few words, or how much was answered."""
-    faults = [r for r in report.results if r.verdict.rank > 1]
+    """The worst fault and the names of the others; without faults, what the host has."""
+    faults = sorted((r for r in report.results if r.verdict.rank > 1), key=lambda r: -r.verdict.rank)
     if not faults:
-        return _counts(report)
-    names = list(dict.fromkeys(r.check for r in sorted(faults, key=lambda r: -r.verdict.rank)))
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        return printable(report.about) or _counts(report)
+    first, others = faults[0], list(dict.fromkeys(r.check for r in faults if r.check != faults[0].check))
+    more = f"; also {few(others, 3)}" if others else ""
+    return f"{first.check}: {_subject(first)}{one_line(first.found.evidence, 90)}{more}"
 
 
 def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[str]:
@@ -79,15 +107,21 @@ def _case(host: str, check: str, results: list[Result]) -> junit.Case:
 
 
 def _block(report: HostReport, verbose: bool) -> None:
-    typer.echo(f"{_word(report.verdict)} {printable(report.host)}: {_counts(report)}")
-    shown = [r for r in report.results if verbose or r.verdict.rank > 1]
+    about = f"{printable(report.about)}; " if report.about else ""
+    typer.echo(f"{_word(report.verdict)} {printable(report.host)}: {about}{_counts(report)}")
+    shown = [r for r in report.results if verbose or r.verdict.rank > 1 or r.check.startswith("active.")]
     width = max((len(r.check) for r in shown), default=0)
-    told: set[str] = set()
+    alike: dict[tuple[object, ...], list[Result]] = {}
     for result in sorted(shown, key=lambda r: -r.verdict.rank):
-        typer.echo(
-            f"  {_word(result.verdict)} {result.check:<{width}}  "
-            f"{_subject(result)}{one_line(result.found.evidence, 300)}"
-        )
+        alike.setdefault((result.verdict, result.check, result.found.evidence), []).append(result)
+    told: set[str] = set()
+    for results in alike.values():
+        result = results[0]
+        text = f"{_subject(result)}{one_line(result.found.evidence, 300)}"
+        if len(results) > 1:
+            named = few([printable(str(r.found.gpu)) for r in results], 8)
+            text = f"{one_line(result.found.evidence, 300)} on {len(results)} GPUs: {named}"
+        typer.echo(f"  {_word(result.verdict)} {result.check:<{width}}  {text}")
         if result.remedy and result.remedy not in told:
             told.add(result.remedy)
             command = f"  [{result.command}]" if result.command else ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import re
 import tarfile
 from pathlib import Path
@@ -12,6 +15,8 @@ import pytest
 
 from opsctl.errors import Unreadable
 from opsctl.gpu import bundle, capture, klog, smi_table, smi_text
+from opsctl.gpu.judge import judge
+from opsctl.gpu.settings import Settings
 from tests.gpu import take_capture
 from tests.gpu.judging import DATA, text_of, verdicts
 
@@ -201,3 +206,26 @@ def test_a_new_capture_names_nobody() -> None:
         assert secret not in found
     assert len(set(re.findall(r"GPU-[0-9a-f-]{36}", found))) == 1
     assert "<board_id>N/A</board_id>" in found
+
+
+def test_what_a_terminal_puts_around_an_answer_does_not_hide_it() -> None:
+    """A prompt before, a warning and kernel lines after: all of it is about the host."""
+    xml = text_of("k8s-test-infra/hardware/qx-h100.xml")
+    log = "[ 12.5] NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus.\n"
+    found = verdicts(f"root@n1:~# nvidia-smi -q -x\n{xml}\nroot@n1:~# dmesg\n{log}")
+    assert found["gpu.count"] == found["ecc.rows"] == "pass"
+    assert found["klog.xid"] == "fail"
+    table = text_of("gpud/nvidia-smi-text/nvidia-smi.550.90.07.out.0.valid")
+    assert verdicts(f"{table}\n{log}")["klog.xid"] == "fail"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_encodings_line_ends_and_packing(encoding: str, tmp_path: Path) -> None:
+    text = text_of("gpud/nvidia-smi-text/nvidia-smi-query.560.35.03.out.0.valid")
+    right = verdicts(text)
+    for packed, ends in ((bytes, "\r\n"), (gzip.compress, "\r"), (lzma.compress, "\n"), (bz2.compress, "\r\n")):
+        target = tmp_path / "capture.png"
+        target.write_bytes(packed(text.replace("\n", ends).encode(encoding)))
+        ((_, evidence),) = capture.hosts(bundle.members([target]))
+        by_check = judge("h", evidence, Settings()).by_check
+        assert {check: r.verdict.value for check, r in by_check.items()} == right

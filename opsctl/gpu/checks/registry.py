@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from opsctl.gpu.checks import cards, driver, host, kernel, memory, pcie, processes, service, topology
+from opsctl.gpu.checks import active, cards, driver, host, kernel, memory, pcie, processes, service, topology
 from opsctl.gpu.fields import table
 from opsctl.gpu.model import Evidence, Found
 from opsctl.gpu.settings import Settings
@@ -61,6 +61,9 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "svc.unit": service.unit,
     "svc.ready": service.ready,
     "svc.live": service.live,
+    "active.bandwidth": active.bandwidth,
+    "active.nccl": active.collective,
+    "active.torch": active.torch,
 }
 
 

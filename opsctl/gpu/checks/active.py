@@ -1,0 +1,78 @@
+"""What the tests that load the GPUs have shown. Without --active there are no such lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from statistics import median
+
+from opsctl.gpu.checks.over import fail, sound, warn
+from opsctl.gpu.model import ActiveRun, Evidence, Found, skip
+from opsctl.gpu.settings import Settings
+from opsctl.text import one_line
+
+_ROW = re.compile(r"^[ \t]*(\d+)((?:[ \t]+(?:N/A|\d+(?:\.\d+)?))+)[ \t]*$", re.MULTILINE)
+
+
+def bandwidth(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "nvbandwidth", lambda run: _pairs(run.text, settings.limit("active.pair")))
+
+
+def collective(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "all_reduce_perf", lambda run: _nccl_tests(run.text))
+
+
+def torch(evidence: Evidence, settings: Settings) -> list[Found]:
+    return _judge(evidence, "torch", lambda run: _two_ranks(run.text))
+
+
+def _judge(evidence: Evidence, test: str, read: Callable[[ActiveRun], Found]) -> list[Found]:
+    run = next((r for r in evidence.active or () if r.test == test), None)
+    if run is None:
+        return []
+    if run.missing is not None:
+        return skip(run.missing)
+    if run.code is None:
+        return [fail(f"no end after {run.seconds:.0f} s: transfers between the GPUs hang", "no answer")]
+    found = read(run)
+    if run.code != 0 and found.verdict.rank < 3:
+        last = next((line for line in reversed(run.text.splitlines()) if line.strip()), "no output")
+        return [fail(f"ended with code {run.code}: {one_line(last, 200)}", run.code, 0)]
+    return [found]
+
+
+def _pairs(text: str, share: float) -> Found:
+    """nvbandwidth prints a matrix in GB/s: the slowest cell is compared with the usual one."""
+    cells = [
+        (float(value), f"{row[1]} and {column}")
+        for row in _ROW.finditer(text)
+        for column, value in enumerate(row[2].split())
+        if value != "N/A" and "." in value
+    ]
+    if not cells:
+        return fail("no bandwidth in its output")
+    usual = median(value for value, _ in cells)
+    slowest, where = min(cells)
+    told = f"{usual:.0f} GB/s usual, {slowest:.0f} GB/s slowest (GPUs {where})"
+    return (warn if slowest < usual * share else sound)(told, round(slowest, 1), round(usual * share, 1))
+
+
+def _nccl_tests(text: str) -> Found:
+    wrong = re.search(r"Out of bounds values\s*:\s*(\d+)", text)
+    speed = re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", text)
+    if wrong and int(wrong[1]):
+        return fail(f"{wrong[1]} values arrived wrong", int(wrong[1]), 0)
+    if not wrong or not speed:
+        return fail("no result in its output")
+    return sound(f"data right, {float(speed[1]):.1f} GB/s bus bandwidth", float(speed[1]))
+
+
+def _two_ranks(text: str) -> Found:
+    line = re.search(r"^OPSCTL (\{.*\})$", text, re.MULTILINE)
+    if line is None:
+        return fail("no result in its output")
+    said = json.loads(line[1])
+    if not said["right"]:
+        return fail("the sum over two GPUs is wrong", "wrong", "right")
+    return sound(f"two ranks: sum right, {said['gb_per_s']:.1f} GB/s", round(said["gb_per_s"], 1))
