@@ -24,8 +24,6 @@ _LONGEST = 900.0  # seconds for everything a host gathers; each part has its own
 _MOST_FAILED = 6  # parts that are named
 _BEFORE_RUN = 300.0  # seconds of the log before a run that are of interest
 
-_REDACTS = ("serverlog.scan",)  # calls that take secrets to mask in what they answer
-
 
 class Asked(Protocol):
     """A connected host, as much of it as is used here."""
@@ -135,7 +133,7 @@ class _Job:
         return json.dumps(self.known).encode()
 
     def ask(self, call: Call) -> Reply:
-        return self.host.call(call._replace(body=self.sealed()) if call.name in _REDACTS else call, timeout=120)
+        return self.host.call(call, timeout=120)
 
     def redacted(self, text: str) -> str:
         """What was made here, of texts from which the prompts are gone already."""
@@ -186,19 +184,13 @@ def collect(host: Asked, source: Source, wish: Wish, target: Callable[[str], Pat
 def _judge(job: _Job, server: log_parts.Server, spool: Spool) -> timeline.Summary | None:
     """Add what the parts say together. The timeline of the log, if there is a log."""
     logs = [path for name in ("server.log", "journal.log", "container.log") if (path := spool.path(name))]
-    log = None
-
-    def summary() -> Iterator[tuple[str, str]]:
-        nonlocal log
-        log = log_findings.of_log(logs[:1])
-        yield from log_findings.summary(log)
-
-    if logs:
-        job.derive("summary.json", summary, spool)
+    scan = log_findings.scan(logs[0]) if logs else None
+    log = timeline.build(scan) if scan else None
+    if log:
+        job.derive("summary.json", lambda: log_findings.summary(log), spool)
     if evidence := spool.text(log_parts.EVIDENCE):
         job.derive("health.json", lambda: log_findings.health(job.source.name, evidence, job.source.wanted), spool)
-    where = (server.logs[-1] if server.logs else None, job.source.settings.get("port"))
-    job.derive("diagnosis.json", lambda: log_findings.diagnosis(job.ask, *where), spool)
+    job.derive("diagnosis.json", lambda: log_findings.diagnosis(job.ask, scan, server.port), spool)
     if source := server.source:
         job.derive("patches.json", lambda: log_findings.patches(job.ask, source), spool)
     return log

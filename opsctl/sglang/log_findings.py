@@ -6,7 +6,7 @@ Made here of parts that have been redacted already, or of answers that hold sett
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from opsctl.text import printable
 AskHost = Callable[[Call], Reply]
 
 
-def of_log(paths: Sequence[Path]) -> timeline.Summary:
-    """The timeline of the log's part that was collected."""
+def scan(log: Path) -> dict[str, Any]:
+    """What matters in the part of the log that was collected, see serverlog."""
     from opsctl.agent.serverlog import scan_files
 
-    return timeline.build(scan_files([str(path) for path in paths]))
+    return scan_files([str(log)])
 
 
 def summary(found: timeline.Summary) -> Iterator[tuple[str, str]]:
@@ -45,8 +45,11 @@ def health(host: str, evidence: str, wanted: Wanted) -> Iterator[tuple[str, str]
         yield "gpus.xml", told
 
 
-def diagnosis(ask: AskHost, log: str | None, port: int | None) -> Iterator[tuple[str, str]]:
-    """The drafter's check and what else bears on acceptance. The server is not asked: it would answer with its keys."""
+def diagnosis(ask: AskHost, log: Mapping[str, Any] | None, port: int | None) -> Iterator[tuple[str, str]]:
+    """The drafter's check and what else bears on acceptance. log: the scan of it.
+
+    The log is not read again, which takes long, and the server is not asked: it would answer with its keys.
+    """
     from opsctl.sglang import gather
     from opsctl.sglang.causes import CAUSES
     from opsctl.sglang.hypotheses import diagnose, to_json
@@ -55,8 +58,16 @@ def diagnosis(ask: AskHost, log: str | None, port: int | None) -> Iterator[tuple
     def connect(port: int) -> Any:
         raise RemoteError("not asked, since it would answer with its keys")
 
-    asked = gather.Asked(usual_log=log, usual_port=port)
-    seen = gather.look(lambda calls: [_answer(ask, call) for call in calls], connect, asked)
+    def one(call: Call) -> Reply | Exception:
+        if call.name == "serverlog.scan":
+            return Reply(log) if log is not None else RemoteError("the log was not collected")
+        try:
+            return ask(call)
+        except (OpsctlError, AgentError) as error:
+            return error
+
+    asked = gather.Asked(port, log="collected", usual_port=port)
+    seen = gather.look(lambda calls: [one(call) for call in calls], connect, asked)
     faults = [asdict(fault) for fault in seen.faults or ()]
     document = {"drafter_check": None if seen.faults is None else faults, "notes": list(seen.notes)}
     yield "diagnosis.json", _json(document | to_json(diagnose(evidence(seen), CAUSES)))
@@ -70,13 +81,6 @@ def patches(ask: AskHost, source: str) -> Iterator[tuple[str, str]]:
     chosen = patchset.select()
     tree = load(ask, source, patchset.classes(chosen), patchset.files(chosen))
     yield "patches.json", _json(patchset.plan(tree, chosen).report.to_json())
-
-
-def _answer(ask: AskHost, call: Call) -> Reply | Exception:
-    try:
-        return ask(call)
-    except (OpsctlError, AgentError) as error:
-        return error
 
 
 def _json(document: Any) -> str:

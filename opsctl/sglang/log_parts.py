@@ -43,6 +43,7 @@ class Server:
         record: name of the process record, where opsctl started it.
         logs: log files, oldest first.
         pids: its processes, the main one first.
+        port: where it listens, or would.
         python: the interpreter it runs under.
         source: the folder of its SGLang checkout.
         health: arguments of gpu.gather.
@@ -54,6 +55,7 @@ class Server:
     record: str | None = None
     logs: Sequence[str] = ()
     pids: Sequence[int] = ()
+    port: int | None = None
     python: str | None = None
     source: str | None = None
     health: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +92,7 @@ def wanted(name: str, include: Collection[str], exclude: Collection[str]) -> boo
 
 def check_names(names: Collection[str]) -> None:
     """Raises UsageError for a name or pattern that can match no part of any bundle."""
-    every = Server("u", False, "c", "r", ("l",), (1,), "p", "s")
+    every = Server("u", False, "c", "r", ("l",), (1,), 1, "p", "s")
     known = {*(part["name"].replace("proc/1/", "proc/") for part in parts(every, run="RUN")), *DERIVED}
     for name in names:
         if not name.startswith("proc/") and not any(fnmatchcase(one, name) for one in known):

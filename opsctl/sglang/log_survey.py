@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.errors import RemoteError, UsageError
+from opsctl.errors import RemoteError
 from opsctl.gpu import gathered
 from opsctl.gpu.wanted import Wanted
 from opsctl.sglang import gather
 from opsctl.sglang.log_parts import Server
 
 Settings = Mapping[str, Any]
+_DESCRIBES = ("log", "unit", "container", "launch", "checkout")  # settings of a server of the host's own
 
 
 def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted) -> Server:
     """The server on a host, as far as it can be told. settings: the host's `sglang` section. Changes nothing."""
-    process = _running(ask(Call("servers.find", {"locate": True})).result, settings.get("port"))
+    process = _running(ask(Call("servers.find", {"locate": True})).result, settings)
     unit, container = settings.get("unit"), settings.get("container")
     if process and not unit and not settings.get("launch") and not process["container"]:
         unit = process["unit"]
@@ -30,6 +31,7 @@ def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted) -> 
         record=f"sglang-{settings.get('port') or 30000}" if not unit and not container else None,
         logs=files(ask, log) if log else (),
         pids=(process["pid"],) if process else (),
+        port=gather.port_of(process) if process else settings.get("port"),
         python=(process and process["python"]) or _interpreter(settings),
         source=settings.get("checkout") or (process and _root(process["package"])) or None,
         health=gathered.ask(wanted).args,
@@ -45,11 +47,12 @@ def files(ask: Callable[[Call], Reply], log: str) -> Sequence[str]:
     return found or [log]
 
 
-def _running(servers: Sequence[Mapping[str, Any]], port: int | None) -> Mapping[str, Any] | None:
-    try:
-        return gather.choose(servers, None, port)
-    except UsageError:  # several, none on the usual port: the newest is the likeliest to be asked about
-        return servers[-1]
+def _running(servers: Sequence[Mapping[str, Any]], settings: Settings) -> Mapping[str, Any] | None:
+    """The server that is meant: the one on its port. Another one only where the inventory says nothing of a server."""
+    expected = next((s for s in servers if gather.port_of(s) == settings.get("port")), None)
+    if expected is None and servers and not any(settings.get(key) for key in _DESCRIBES):
+        return servers[-1]  # the newest is the likeliest to be asked about
+    return expected
 
 
 def _interpreter(settings: Settings) -> str | None:
