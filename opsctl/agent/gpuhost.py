@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import time
 from typing import Any, Dict, List, Optional
 
@@ -73,7 +72,7 @@ def _get(port: int, path: str, seconds: float) -> Optional[int]:
     try:
         connection.request("GET", path)
         return connection.getresponse().status
-    except (OSError, http.client.HTTPException, socket.timeout):
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
