@@ -19,7 +19,8 @@ WORTH = re.compile(
     r"NVRM|SXid|AER|PCIe Bus Error|Surprise|IO_PAGE_FAULT|DMAR|SDES|[Ll]ink [Dd]own|ut of memory|"
     r"oom-kill|blocked for more|state:D|lockup|LOCKUP|read-only|nvme|Disabling device|Buffer I/O|segfault"
 )
-_PROBE = "nvidia-smi"
+# A GSP that hangs makes every later question time out too, and each writes a line: those of nvidia-smi are no news.
+_PROBE, _UNANSWERED = "nvidia-smi", 119
 _KERNEL = re.compile(r"^(?:NVRM: |nvidia-nvswitch\d+: |nvidia-modeset: |pcieport [0-9a-f]{4}:|nvidia [0-9a-f]{4}:)")
 # Events told by several lines.
 _JOINED = {"mismatch": 5, "fallen": 3}
@@ -94,7 +95,7 @@ def classify(texts: Sequence[str], time: str | None = None) -> KernelEvent | Non
             bdf=_bdf(groups.get("bdf") or groups.get("device")),
             pid=groups.get("pid"),
             process=groups.get("process"),
-            probe=known.kind == "xid" and groups.get("process") == _PROBE,
+            probe=code == _UNANSWERED and groups.get("process") == _PROBE,
         )
     return None
 

@@ -226,3 +226,19 @@ def test_refusals_of_nvidia_smi(text: str, check: str) -> None:
     found = verdicts(text)
     assert found[check] == "fail"
     assert [c for c, v in found.items() if v == "fail"] == [check]
+
+
+@pytest.mark.parametrize(
+    ("code", "processes", "verdict"),
+    [
+        (119, ("nvidia-smi", "nvidia-smi"), "warn"),  # nothing but our own questions
+        (119, ("nvidia-smi", "sglang::schedul"), "fail"),
+        (79, ("nvidia-smi",), "fail"),  # it was only the first to notice
+    ],
+)
+def test_xids_that_the_probe_itself_causes(code: int, processes: tuple[str, ...], verdict: str) -> None:
+    lines = [
+        f"[ {10 + i}.5] NVRM: Xid (PCI:0000:9b:00): {code}, pid=7, name={name}, Timeout after 45s of waiting for RPC"
+        for i, name in enumerate(processes)
+    ]
+    assert verdicts("\n".join(lines))["klog.xid"] == verdict

@@ -96,7 +96,8 @@ def _group(
 ) -> Found:
     counted = [e for e in events if not e.probe]
     first = (counted or events)[0]
-    severities = [_AS_VERDICT[e.severity] for e in events]
+    # Lines that only nvidia-smi met are remarked on; whether it answers is judged by smi.responsive.
+    severities = [_AS_VERDICT[e.severity] for e in counted] or [Verdict.WARN]
     if gpus and first.bdf and short(first.bdf) in gpus:
         severities.append(Verdict.FAIL)
     if ours and any(map(ours, events)):
@@ -104,7 +105,7 @@ def _group(
     probes = len(events) - len(counted)
     count = f"{len(counted)} lines, first: " if len(counted) > 1 else ""
     told = f"{first.time}: {first.text}" if first.time else first.text
-    note = f" [and {probes} caused by nvidia-smi itself, not counted]" if probes else ""
+    note = f" [{'and ' if counted else ''}{probes} caused by nvidia-smi itself, not counted]" if probes else ""
     return Found(
         worst(severities),
         one_line(f"{count}{told}", 400) + note + _age(counted, evidence),
