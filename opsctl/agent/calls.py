@@ -46,7 +46,11 @@ def find(name: str) -> Callable[..., Any]:
 
 def invoke(name: str, args: Dict[str, Any], context: Context) -> Reply:
     """Make a call. Raises whatever the call raises."""
-    result = find(name)(context, **args)
+    return as_reply(find(name)(context, **args))
+
+
+def as_reply(result: Any) -> Reply:
+    """What the function behind a call has returned, as a reply."""
     return result if isinstance(result, Reply) else Reply(result)
 
 

@@ -14,6 +14,7 @@ from opsctl.agent import calls, durable, loader
 from opsctl.agent.protocol import AgentError, Context, ProtocolError, frame, read_frame
 
 LINGER = 0.003  # seconds that an answer waits for those of calls that still run: together they are one packet
+LOADING = 0.1  # seconds that it waits for calls whose code is still being compiled, which is once
 OUTBOX = 8 << 20  # bytes waiting to be written, from which on calls wait with saying more
 GRACE = 5.0  # seconds that calls get to end by themselves once the controller is gone
 KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL for what they had started
@@ -29,6 +30,7 @@ class Running(Context):
     def __init__(self, agent: Agent, number: int, name: str, args: Dict[str, Any], body: bytes) -> None:
         self.agent, self.number, self.name, self.args, self.body = agent, number, name, args, body
         self.waits_for: Set[int] = set()
+        self.loading = True  # its code
         self._cancel = threading.Event()
 
     def progress(self, data: Any, body: bytes = b"") -> None:
@@ -93,6 +95,7 @@ class Agent:
         while True:
             with self._idle:
                 self._idle.wait_for(lambda: bool(self._outbox))
+                self._idle.wait_for(self._nobody_loads, LOADING)
                 self._idle.wait_for(self._nobody_runs, LINGER)
                 data, self._outbox = b"".join(self._outbox), []
             # A controller that is gone is noticed by the reader, so that is no error here.
@@ -101,6 +104,9 @@ class Agent:
             with self._idle:
                 self._waiting_bytes -= len(data)
                 self._idle.notify_all()
+
+    def _nobody_loads(self) -> bool:
+        return all(call.waits_for or not call.loading for call in self._calls.values())
 
     def _nobody_runs(self) -> bool:
         return all(call.waits_for for call in self._calls.values())
@@ -120,7 +126,10 @@ class Agent:
             if ready:
                 self._start([call])
         elif "load" in header:
-            loader.add(header["load"], zlib.decompress(body).decode() if body else None)
+            rest = zlib.decompress(body) if body else b""
+            for module, size in header["load"]:
+                loader.add(module, None if size is None else rest[:size].decode())
+                rest = rest[size or 0 :]
         elif "cancel" in header:
             with self._idle:
                 known = self._calls.get(header["cancel"])
@@ -137,7 +146,11 @@ class Agent:
         try:
             if call.cancelled():
                 raise AgentError("failed", "cancelled before it started")
-            reply = calls.invoke(call.name, call.args, call)
+            function = calls.find(call.name)
+            with self._idle:
+                call.loading = False
+                self._idle.notify_all()
+            reply = calls.as_reply(function(call, **call.args))
             answer = frame({"id": call.number, "result": reply.result}, reply.body)
         except BaseException as error:  # noqa: BLE001  whatever happens in a call, its caller is told
             answer = frame({"id": call.number, "error": calls.describe(error)})

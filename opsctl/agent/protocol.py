@@ -4,13 +4,14 @@ A frame is two big-endian u32 lengths, a JSON header and a binary body:
 
     controller -> host   {"id": 7, "call": "files.read", "args": {...}}             body: what the call takes
                          {"id": 8, "call": ..., "after": [7]}                       starts when call 7 has ended
-                         {"id": 0, "load": "gpu"}                                   body: source of agent module `gpu`
+                         {"load": [["gpu", 9120], ...]}                             body: source of agent modules, with
+                                                                                    their lengths, compressed as one
                          {"cancel": 7}
                          {"ping": 1}                                                answered at once with {"pong": 1}
     host -> controller   {"id": 7, "progress": {...}}                               any number, body allowed
                          {"id": 7, "result": ...}                                   once, body allowed
                          {"id": 7, "error": {"kind": ..., "message": ..., ...}}     instead of a result
-                         {"need": "gpu"}                                            answered with a `load` of that module, no body: none
+                         {"need": "gpu"}                                            answered with a `load`, null: none
 
 Answers come in any order. A call is `<agent module>.<function>`; functions are registered in the module's `CALLS`:
 

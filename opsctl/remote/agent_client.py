@@ -238,9 +238,8 @@ class AgentClient:
     def _bring(self, module: str) -> None:
         """Send a module that the agent asked for (undo calls of an earlier run need what this run did not load)."""
         with self._sending, contextlib.suppress(OpsctlError):
-            data = b"".join(bundle.load_frame(name) for name in bundle.needs(module))
             self._known.update(bundle.needs(module))
-            self._write(data or frame({"load": module}))
+            self._write(bundle.load_frame(bundle.needs(module) or (module,)))
 
     def _end_lost(self, why: str) -> None:
         if not self._spoke:

@@ -24,6 +24,11 @@ PYTHONS = (
 NO_PYTHON = "opsctl: no python"  # on standard error, when none of PYTHONS will do
 _AGENT = Path(__file__).parents[1] / "agent"  # not importlib.resources: it takes 10 ms to load
 _IMPORT = re.compile(r"^[ \t]*from opsctl\.agent(?:\.(\w+))? import (\([^)]*\)|[^\n#]+)", re.M)
+_DOCSTRING = re.compile(r'^([ \t]*)"""[^"]*(?:"(?!"")[^"]*)*"""[ \t]*$', re.M)
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.M)
+# What every agent needs of the standard library. Imported while its own source is still on the way, which is for a
+# round trip: on a slow host that saves 20 ms.
+_MEANWHILE = "os,zlib,json,typing,threading,contextlib,struct,signal,importlib.machinery,fcntl,hashlib,shutil"
 _TOO_OLD = 121  # exit status of the loader under a Python before 3.8
 
 
@@ -34,7 +39,7 @@ def command(size: int, python: str | None) -> str:
     shell of any kind, /bin/sh and perhaps sudo on its way.
     """
     loader = (
-        f"import sys;sys.version_info<(3,8) and sys.exit({_TOO_OLD});import os,zlib;"
+        f"import sys;sys.version_info<(3,8) and sys.exit({_TOO_OLD});import {_MEANWHILE};"
         f"i=os.fdopen(os.dup(0),str().join([chr(114),chr(98)]));exec(zlib.decompress(i.read({size})))"
     )
     candidates = shlex.quote(python) if python else " ".join(PYTHONS)
@@ -51,20 +56,21 @@ def boot(config: dict[str, Any], entry: str = "main") -> bytes:
 
 
 def load_frames(calls: Iterable[Call], known: set[str]) -> bytes:
-    """Frames with the modules that `calls` need and that are not in `known`, which they are added to."""
-    out = b""
+    """A frame with the modules that `calls` need and that are not in `known`, which they are added to."""
+    wanted: dict[str, None] = {}
     for call in calls:
         for area in _areas(call):
-            for module in needs(area):
-                if module not in known:
-                    known.add(module)
-                    out += load_frame(module)
-    return out
+            wanted.update((module, None) for module in needs(area) if module not in known)
+    known.update(wanted)
+    return load_frame(tuple(wanted)) if wanted else b""
 
 
-def load_frame(module: str) -> bytes:
-    """The frame that brings one agent module. Raises KeyError if there is none of that name."""
-    return frame({"load": module}, zlib.compress(_source(module).encode(), 9))
+@cache
+def load_frame(modules: tuple[str, ...]) -> bytes:
+    """The frame that brings agent modules, or word of those that there are none of."""
+    found = [(module, _sent(module) if _path(module) else None) for module in modules]
+    sizes = [(module, None if text is None else len(text)) for module, text in found]
+    return frame({"load": sizes}, zlib.compress(b"".join(text or b"" for _, text in found), 9))
 
 
 @cache
@@ -99,18 +105,36 @@ def _imports(text: str) -> Iterator[str]:
         yield from (name for name in found if name != "loader")
 
 
+def _path(module: str) -> Path | None:
+    path = _AGENT / f"{module}.py"
+    return path if module.isidentifier() and path.is_file() else None
+
+
 @cache
 def _source(module: str) -> str:
-    if not module.isidentifier():
-        raise KeyError(module)
-    path = _AGENT / f"{module}.py"
-    if not path.is_file():
+    """The text of an agent module. Raises KeyError if there is none of that name."""
+    path = _path(module)
+    if path is None:
         raise KeyError(module)
     return path.read_text(encoding="utf-8")
 
 
+def slim(text: str) -> str:
+    """Agent source without docstrings and comments, with the same lines: what has to travel is 40 % less.
+
+    A new connection sends 14 KB before it has to wait for the other side, so this saves many hosts a round trip.
+    """
+    return _COMMENT.sub("", _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text))
+
+
+@cache
+def _sent(module: str) -> bytes:
+    return slim(_source(module)).encode()
+
+
 @cache
 def _compressed(entry: str, config: str) -> bytes:
-    modules = {name: _source(name) for name in ("loader", *CORE)}  # a supervisor is started with the same loader
-    text = f"{_source('loader')}\nboot({modules!r}, {entry!r}, i, {config})\n"
+    # A supervisor is started with the same loader, so it is among the modules too.
+    modules = {name: _sent(name).decode() for name in ("loader", *CORE)}
+    text = f"{modules['loader']}\nboot({modules!r}, {entry!r}, i, {config})\n"
     return zlib.compress(text.encode(), 9)
