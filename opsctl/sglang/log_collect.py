@@ -160,7 +160,7 @@ def collect(host: Asked, source: Source, wish: Wish, target: Callable[[str], Pat
     job = _Job(host, source, wish, tell)
     job.learn()
     tell("looking for the server", None)
-    server = log_survey.survey(lambda call: host.call(call, timeout=60), source.settings, source.wanted)
+    server = log_survey.survey(lambda call: host.call(call, timeout=60), source.settings, source.wanted, source=True)
     parts = log_parts.select(log_parts.parts(server, wish.since, wish.run), wish.include, wish.exclude)
     # The host masks what is its own. Secrets of other hosts are not told to it, but masked here.
     spool = Spool([part["name"] for part in parts], known_values([*job.known, *revealed()]))

@@ -17,9 +17,12 @@ Settings = Mapping[str, Any]
 _DESCRIBES = ("log", "unit", "container", "launch", "checkout")  # settings of a server of the host's own
 
 
-def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted) -> Server:
-    """The server on a host, as far as it can be told. settings: the host's `sglang` section. Changes nothing."""
-    process = _running(ask(Call("servers.find", {"locate": True})).result, settings)
+def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted, *, source: bool = False) -> Server:
+    """The server on a host, as far as it can be told. Changes nothing.
+
+    settings: the host's `sglang` section. source: also find out where its code is, where they do not say so.
+    """
+    process = _running(ask(Call("servers.find", {"locate": source})).result, settings)
     unit, container = settings.get("unit"), settings.get("container")
     if process and not unit and not settings.get("launch") and not process["container"]:
         unit = process["unit"]
@@ -33,7 +36,7 @@ def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted) -> 
         pids=(process["pid"],) if process else (),
         port=gather.port_of(process) if process else settings.get("port"),
         python=(process and process["python"]) or _interpreter(settings),
-        source=settings.get("checkout") or (process and _root(process["package"])) or None,
+        source=settings.get("checkout") or (process and _root(process.get("package"))) or None,
         health=gathered.ask(wanted).args,
     )
 
