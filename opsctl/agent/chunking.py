@@ -10,6 +10,13 @@ import hashlib
 from typing import Any, Iterator, List, Mapping, Sequence, Tuple
 
 CHUNK = 8 << 20  # small enough that a cut loses little, large enough that digests weigh nothing
+BLOCK = 64 << 10  # the least that travels of a chunk that changed
+BLOCK_DIGEST = 16  # bytes of a block's SHA-256 that are kept: they find what is the same, and prove nothing
+
+
+def blocks_in(start: int, end: int) -> int:
+    """How many blocks a chunk has; the last may be shorter."""
+    return -(-(end - start) // BLOCK)
 
 
 def cut(bounds: Sequence[int], size: int = CHUNK) -> Iterator[Tuple[int, int]]:
@@ -40,7 +47,7 @@ def file_ranges(size: int, boundaries: Sequence[int], chunk: int = CHUNK) -> Lis
 
 
 def release_digest(files: Mapping[str, Sequence[Sequence[Any]]]) -> str:
-    """The digest of a release: SHA-256 over the names of its files and their chunks [start, end, SHA-256]."""
+    """The digest of a release: SHA-256 over the names of its files and their chunks [start, end, digest]."""
     digest = hashlib.sha256(b"opsctl release 1\n")
     for name in sorted(files):
         digest.update(("file %s\n" % ascii(name)).encode())

@@ -2,15 +2,15 @@
 
     ROOT/NAME/DIGEST/           a release; never changed once it is there
     ROOT/NAME/DIGEST/.release   what it holds: sizes, chunks with their digests, and by which stat they hold
+    ROOT/NAME/DIGEST/.blocks    digests of its blocks, file by file as in `.release`
     ROOT/NAME/.partial-DIGEST/  one on its way; a later run continues it
 
-A chunk is [start, end, SHA-256]. The digests in `.release` count as long as size, mtime and inode of a file are as
-recorded, so that nothing needs to be read again to know what the host has.
+A chunk is [start, end, digest], as in stagesource. The digests in `.release` count as long as size, mtime and inode of
+a file are as recorded, so that nothing needs to be read again to know what the host has.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat as st
@@ -20,9 +20,9 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from opsctl.agent import durable, keep, stagesource
 from opsctl.agent.oserrors import told
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.protocol import AgentError, Context, Reply
 
-MANIFEST = ".release"
+MANIFEST, BLOCKS = ".release", ".blocks"
 PARTIAL = ".partial-"
 GONE = ".gone-"
 SHORT = 16  # hex digits of the digest in a release's name; the manifest has all
@@ -33,31 +33,32 @@ STALE = 7 * 86400  # seconds after which a partial that nobody continued is remo
 Chunk = Sequence[Any]
 
 
-def look(
-    call: Context, root: str, name: str, digest: str = "", source: str = "", follow_links: bool = False
-) -> Dict[str, Any]:
+def look(call: Context, root: str, name: str, digest: str = "", source: str = "", follow_links: bool = False) -> Reply:
     """What the host has: the release itself, others to take parts from (newest first), a partial one, free bytes.
 
     The release is the one with this digest, or the one that the host's folder `source` would make.
     {release, digest, state: absent | whole | changed, size: bytes of a release that is there,
     have: [{path, files: {name: [chunk]}}], partial: bytes, free: bytes, source: as of stagesource.read or None}
+    Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
-    told_source = stagesource.read(call, source, follow_links) if source else None
+    told_source = stagesource.read(call, source, follow_links).told() if source else None
     if told_source:
         digest = told_source["digest"]
     top, release = _places(root, name, digest)
     state = _state(release, digest)
-    have = [] if state == "whole" else [found for found in map(_held, _releases(os.path.dirname(top))) if found]
-    return {
+    have = [] if state == "whole" else [found for found in map(_held, _releases(top)) if found]
+    similar = bool(have) and os.path.dirname(have[0]["path"]) == top
+    result = {
         "release": release,
         "digest": digest,
-        "size": sum(os.lstat(os.path.join(release, f)).st_size for f in _entries(release) if f != MANIFEST),
+        "size": sum(os.lstat(os.path.join(release, f)).st_size for f in _entries(release) if not f.startswith(".")),
         "state": state,
         "have": have[:MOST_RELEASES],
         "partial": _allocated(_partial(top, digest)),
         "free": _free(top),
         "source": told_source,
     }
+    return Reply(result, _blocks(have[0]) if similar else b"")
 
 
 def resume(call: Context, root: str, name: str, digest: str, files: Dict[str, List[Chunk]]) -> List[List[Any]]:
@@ -123,8 +124,7 @@ def place(
         state = _state(release, digest)
         if state == "whole":
             return {"release": release, "made": False, "removed": []}
-        _verify(call, partial, files)
-        _write_manifest(partial, digest, files)
+        _write_manifest(partial, digest, files, _verify(call, partial, files))
         if state == "changed":
             _set_aside(top, release)
         keep.save(call, keep_as, {"release": release, "inode": os.stat(partial).st_ino})
@@ -204,7 +204,7 @@ def _state(release: str, digest: str) -> str:
     if manifest is None or manifest.get("digest") != digest:
         return "changed"
     intact = all(_stat(os.path.join(release, name)) == file["stat"] for name, file in manifest["files"].items())
-    return "whole" if intact and set(os.listdir(release)) == {MANIFEST, *manifest["files"]} else "changed"
+    return "whole" if intact and set(os.listdir(release)) == {MANIFEST, BLOCKS, *manifest["files"]} else "changed"
 
 
 def _stat(path: str) -> Optional[List[int]]:
@@ -216,15 +216,15 @@ def _stat(path: str) -> Optional[List[int]]:
     return [info.st_size, info.st_mtime_ns, info.st_ino] if st.S_ISREG(info.st_mode) else None
 
 
-def _releases(root: str) -> List[str]:
-    """Releases of every name, the newest first."""
+def _releases(top: str) -> List[str]:
+    """Releases of every name, the newest first; those in `top` before all others."""
+    root = os.path.dirname(top)
     found = []
-    for name in _entries(root):
-        for entry in _entries(os.path.join(root, name)):
-            path = os.path.join(root, name, entry)
-            if not entry.startswith(".") and not os.path.islink(path) and os.path.exists(os.path.join(path, MANIFEST)):
-                found.append((os.stat(path).st_mtime, path))
-    return [path for _, path in sorted(found, reverse=True)]
+    for folder in (os.path.join(root, name) for name in _entries(root)):
+        paths = (os.path.join(folder, entry) for entry in _entries(folder) if not entry.startswith("."))
+        whole = (path for path in paths if not os.path.islink(path) and os.path.exists(os.path.join(path, MANIFEST)))
+        found += [(folder == top, os.stat(path).st_mtime, path) for path in whole]
+    return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def _entries(folder: str) -> List[str]:
@@ -245,6 +245,18 @@ def _held(release: str) -> Optional[Dict[str, Any]]:
         if _stat(os.path.join(release, name)) == file["stat"]
     }
     return {"path": release, "files": files}
+
+
+def _blocks(release: Dict[str, Any]) -> bytes:
+    """Digests of blocks, of all files that `release` tells of; nothing if they are not all there."""
+    manifest = durable.read_json(os.path.join(release["path"], MANIFEST))
+    if manifest is None or list(manifest["files"]) != list(release["files"]):
+        return b""
+    try:
+        with open(os.path.join(release["path"], BLOCKS), "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
 
 
 def _allocated(folder: str) -> int:
@@ -271,7 +283,7 @@ def _is_there(call: Context, path: str, chunk: Chunk) -> bool:
     try:
         if os.fstat(fd).st_size < end or os.lseek(fd, start, os.SEEK_HOLE) < end:
             return False
-        return str(digest) == stagesource.digest(call, fd, start, end)
+        return bool(digest == stagesource.digest(call, fd, start, end)[0])
     except OSError:
         return False
     finally:
@@ -324,36 +336,41 @@ def _copy(call: Context, source: str, start: int, end: int, target: str, at: int
             start, at = start + done, at + done
 
 
-def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> None:
-    """Every byte of every file, on disk. Raises AgentError that names the ranges that are wrong."""
+def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> bytes:
+    """Read every byte of every file, on disk. Gives the digests of all blocks.
+
+    Raises AgentError that names the ranges that are wrong.
+    """
     total = sum(chunk[1] - chunk[0] for chunks in files.values() for chunk in chunks)
-    wanted = [(name, chunk) for name, chunks in sorted(files.items()) for chunk in chunks]
+    wanted = [(name, chunk) for name, chunks in files.items() for chunk in chunks]
     for name, chunks in files.items():
         path = os.path.join(partial, _plain(name))
         size = chunks[-1][1] if chunks else 0
         if not os.path.lexists(path) or os.lstat(path).st_size != size:
             raise AgentError("failed", "%s did not arrive whole" % name, path=path, wrong=[[name, 0, size]])
-    wrong = []
+    wrong, blocks = [], []
     done = 0
     with ThreadPoolExecutor(stagesource.workers()) as pool:
         syncs = [pool.submit(_synced, os.path.join(partial, name)) for name in files]
-        checks = pool.map(lambda each: _is_whole(call, os.path.join(partial, each[0]), each[1]), wanted)
-        for (name, chunk), good in zip(wanted, checks):
+        reading = pool.map(lambda each: _read(call, os.path.join(partial, each[0]), each[1]), wanted)
+        for (name, chunk), (digest, own) in zip(wanted, reading):
             done += chunk[1] - chunk[0]
+            blocks.append(own)
             call.progress({"text": "verifying", "fraction": done / total if total else 1.0})
-            if not good:
+            if digest != chunk[2]:
                 wrong.append([name, chunk[0], chunk[1]])
         for sync in syncs:
             sync.result()
     if wrong:
         message = "%s is not what was sent: bytes %d to %d differ" % tuple(wrong[0])
         raise AgentError("failed", message, path=os.path.join(partial, wrong[0][0]), wrong=wrong)
+    return b"".join(blocks)
 
 
-def _is_whole(call: Context, path: str, chunk: Chunk) -> bool:
+def _read(call: Context, path: str, chunk: Chunk) -> Tuple[str, bytes]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return str(chunk[2]) == stagesource.digest(call, fd, chunk[0], chunk[1])
+        return stagesource.digest(call, fd, chunk[0], chunk[1])
     finally:
         os.close(fd)
 
@@ -368,14 +385,13 @@ def _synced(path: str) -> None:
         os.close(fd)
 
 
-def _write_manifest(partial: str, digest: str, files: Dict[str, List[Chunk]]) -> None:
+def _write_manifest(partial: str, digest: str, files: Dict[str, List[Chunk]], blocks: bytes) -> None:
     told_files = {
         name: {"stat": _stat(os.path.join(partial, name)), "chunks": chunks} for name, chunks in files.items()
     }
-    text = json.dumps({"digest": digest, "files": told_files}, separators=(",", ":"))
-    path = os.path.join(partial, MANIFEST)
-    durable.write(path, text.encode())
-    os.chmod(path, 0o644)
+    for name, data in ((BLOCKS, blocks), (MANIFEST, durable.json_bytes({"digest": digest, "files": told_files}))):
+        durable.write(os.path.join(partial, name), data)
+        os.chmod(os.path.join(partial, name), 0o644)
 
 
 def _set_aside(top: str, release: str) -> None:
@@ -388,7 +404,7 @@ def _set_aside(top: str, release: str) -> None:
 def _prune(top: str, new: str, old: int) -> List[str]:
     """Remove earlier releases beyond the `old` newest ones, and partial ones that nobody continued."""
     serving = in_service(top)
-    earlier = [path for path in _releases(os.path.dirname(top)) if os.path.dirname(path) == top and path != new]
+    earlier = [path for path in _releases(top) if os.path.dirname(path) == top and path != new]
     removed = [path for path in earlier[old:] if path not in serving]
     for path in removed:
         _delete(path)

@@ -1,6 +1,7 @@
 """Reading a folder that is to be staged: its files in chunks, each with its digest.
 
-Gigabytes are read once: digests are remembered by size, mtime and inode of each file.
+A chunk's digest is SHA-256 over the SHA-256 of its blocks of 64 KiB, so that one reading tells which blocks of a chunk
+that changed are still the same. Gigabytes are read once: what was found is remembered by size, mtime and inode.
 """
 
 from __future__ import annotations
@@ -10,22 +11,36 @@ import hashlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from opsctl.agent import checkpoint, durable
-from opsctl.agent.chunking import file_ranges, release_digest
+from opsctl.agent.chunking import BLOCK, BLOCK_DIGEST, blocks_in, file_ranges, release_digest
 from opsctl.agent.protocol import AgentError, Context
 
-BLOCK = 1 << 20
 WORKERS = 8
+_READ = 1 << 20  # bytes read at a time: a multiple of BLOCK
 _FRESH = 2000000000  # ns: a file changed this recently may change again within the grain of its clock
 
-Chunk = List[Any]  # start, end, SHA-256
+Chunk = List[Any]  # start, end, digest
 Stat = List[int]  # size, mtime in ns, inode
 
 
-def read(call: Context, path: str, follow_links: bool = False) -> Dict[str, Any]:
-    """{path, digest, files: {name: [chunk]}, stats: {name: [size, mtime, inode]}}; hidden files are left out.
+class Found(NamedTuple):
+    """A folder that was read. `blocks`: for each file the digests of its blocks, chunk by chunk."""
+
+    path: str
+    files: Dict[str, List[Chunk]]
+    stats: Dict[str, Stat]
+    blocks: Dict[str, bytes]
+
+    def told(self) -> Dict[str, Any]:
+        """{path, digest, files: {name: [chunk]}, stats: {name: [size, mtime, inode]}}."""
+        digest = release_digest(self.files)
+        return {"path": self.path, "digest": digest, "files": self.files, "stats": self.stats}
+
+
+def read(call: Context, path: str, follow_links: bool = False) -> Found:
+    """The files of a folder, hidden ones left out.
 
     Progress: {text, fraction}. Raises AgentError `invalid` for links that leave the folder, an empty folder, and files
     that change while they are read.
@@ -33,37 +48,43 @@ def read(call: Context, path: str, follow_links: bool = False) -> Dict[str, Any]
     path = os.path.abspath(os.path.expanduser(path))
     files = _chosen(path, follow_links)
     stats = {file["name"]: [file["size"], file["mtime"], file["inode"]] for file in files}
-    memory = _memory(path)
     boundaries = checkpoint.boundaries(path, files, follow_links)
-    chunks = {}  # type: Dict[str, List[Chunk]]
-    todo = []  # type: List[Tuple[str, Chunk]]
-    for name, stat in stats.items():
-        ranges = file_ranges(stat[0], boundaries.get(name, ()))
-        known = memory.get(name, {})
-        told = {(c[0], c[1]): c[2] for c in known.get("chunks", ())} if known.get("stat") == stat else {}
-        chunks[name] = [[start, end, told.get((start, end))] for start, end in ranges]
-        todo += [(name, chunk) for chunk in chunks[name] if chunk[2] is None]
-    _fill(call, path, todo)
-    for name in {name for name, _ in todo}:
+    ranges = {name: file_ranges(stat[0], boundaries.get(name, ())) for name, stat in stats.items()}
+    known = _recalled(path, stats, ranges)
+    todo = [(name, start, end) for name in ranges if name not in known for start, end in ranges[name]]
+    fresh = _digests(call, path, todo)
+    for name in {name for name, _, _ in todo}:
         if _stat(os.path.join(path, name)) != stats[name]:
             raise AgentError("invalid", "%s was changed while it was being read" % name, path=path, changed=name)
+    chunks, blocks = {}, {}
+    for name in ranges:
+        if name in known:
+            chunks[name], blocks[name] = known[name]
+        else:
+            own = [(start, end, fresh[name, start, end]) for start, end in ranges[name]]
+            chunks[name] = [[start, end, told[0]] for start, end, told in own]
+            blocks[name] = b"".join(told[1] for _, _, told in own)
+    found = Found(path, chunks, stats, blocks)
     if todo:
-        _remember(path, stats, chunks)
-    return {"path": path, "digest": release_digest(chunks), "files": chunks, "stats": stats}
+        _remember(found)
+    return found
 
 
-def digest(call: Context, fd: int, start: int, end: int) -> str:
-    """SHA-256 of a range of an open file; of what there is of it, if the file is shorter."""
-    found = hashlib.sha256()
+def digest(call: Context, fd: int, start: int, end: int) -> Tuple[str, bytes]:
+    """The digest of a range of an open file and the digests of its blocks; of what there is, if the file is shorter."""
+    whole, blocks = hashlib.sha256(), bytearray()
     while start < end:
         if call.cancelled():
             raise AgentError("failed", "cancelled")
-        data = os.pread(fd, min(BLOCK, end - start), start)
+        data = memoryview(os.pread(fd, min(_READ, end - start), start))
         if not data:
             break
-        found.update(data)
+        for at in range(0, len(data), BLOCK):
+            block = hashlib.sha256(data[at : at + BLOCK]).digest()
+            whole.update(block)
+            blocks += block[:BLOCK_DIGEST]
         start += len(data)
-    return found.hexdigest()
+    return whole.hexdigest(), bytes(blocks)
 
 
 def workers() -> int:
@@ -82,23 +103,26 @@ def _chosen(path: str, follow_links: bool) -> List[Dict[str, Any]]:
     return files
 
 
-def _fill(call: Context, path: str, todo: List[Tuple[str, Chunk]]) -> None:
-    """Put in the digests that are not known yet."""
-    total, done = sum(chunk[1] - chunk[0] for _, chunk in todo), 0
+def _digests(
+    call: Context, path: str, todo: List[Tuple[str, int, int]]
+) -> Dict[Tuple[str, int, int], Tuple[str, bytes]]:
+    total, done = sum(end - start for _, start, end in todo), 0
+    found = {}
     with ThreadPoolExecutor(workers()) as pool:
-        for (_, chunk), told in zip(todo, pool.map(lambda each: _of(call, path, *each), todo)):
-            chunk[2] = told
-            done += chunk[1] - chunk[0]
+        for part, told in zip(todo, pool.map(lambda part: _of(call, path, *part), todo)):
+            found[part] = told
+            done += part[2] - part[1]
             call.progress({"text": "reading", "fraction": done / total})
+    return found
 
 
-def _of(call: Context, path: str, name: str, chunk: Chunk) -> str:
+def _of(call: Context, path: str, name: str, start: int, end: int) -> Tuple[str, bytes]:
     try:
         fd = os.open(os.path.join(path, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AgentError("permission", "cannot read %s: %s" % (name, error.strerror), path=path) from None
     try:
-        return digest(call, fd, chunk[0], chunk[1])
+        return digest(call, fd, start, end)
     finally:
         os.close(fd)
 
@@ -111,24 +135,45 @@ def _stat(path: str) -> Optional[Stat]:
     return [info.st_size, info.st_mtime_ns, info.st_ino]
 
 
-def _memory_file(path: str) -> str:
+def _memory(path: str) -> str:
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-    return os.path.join(durable.folder("digests"), name + ".json")
+    return os.path.join(durable.folder("digests"), name)
 
 
-def _memory(path: str) -> Dict[str, Any]:
-    """Losing it costs time only."""
+def _recalled(
+    path: str, stats: Dict[str, Stat], ranges: Dict[str, List[Tuple[int, int]]]
+) -> Dict[str, Tuple[List[Chunk], bytes]]:
+    """What is known of files that are as they were. Losing it costs time only."""
     try:
-        return durable.read_json(_memory_file(path)) or {}
+        told = durable.read_json(_memory(path) + ".json") or {}
+        with open(_memory(path) + ".blocks", "rb") as stream:
+            blob = stream.read()
+        if hashlib.sha256(blob).hexdigest() != told.get("blocks"):
+            return {}
     except (AgentError, OSError):
         return {}
+    found, at = {}, 0
+    for name, file in told["files"].items():
+        size = _blocks_size(file["chunks"])
+        same = file["stat"] == stats.get(name) and [(c[0], c[1]) for c in file["chunks"]] == ranges[name]
+        if same:
+            found[name] = file["chunks"], blob[at : at + size]
+        at += size
+    return found
 
 
-def _remember(path: str, stats: Dict[str, Stat], chunks: Dict[str, List[Chunk]]) -> None:
+def _remember(found: Found) -> None:
     settled = int(time.time() * 1e9) - _FRESH
-    told = {name: {"stat": stat, "chunks": chunks[name]} for name, stat in stats.items() if stat[1] < settled}
+    names = [name for name, stat in found.stats.items() if stat[1] < settled]
+    blob = b"".join(found.blocks[name] for name in names)
+    told = {
+        "blocks": hashlib.sha256(blob).hexdigest(),
+        "files": {name: {"stat": found.stats[name], "chunks": found.files[name]} for name in names},
+    }
     with contextlib.suppress(AgentError, OSError):
-        durable.write(_memory_file(path), durable.json_bytes(told))
+        durable.write(_memory(found.path) + ".blocks", blob)
+        durable.write(_memory(found.path) + ".json", durable.json_bytes(told))
 
 
-CALLS = {"read": read}
+def _blocks_size(chunks: Iterable[Chunk]) -> int:
+    return BLOCK_DIGEST * sum(blocks_in(chunk[0], chunk[1]) for chunk in chunks)

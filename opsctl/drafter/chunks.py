@@ -117,7 +117,7 @@ def plan(wanted: Sequence[Chunk], releases: Mapping[str, Sequence[Chunk]], done:
                 copies.append(Copy(have[0], have[1], chunk.range))
             else:
                 sends.append(chunk.range)
-    return Plan(tuple(links), tuple(_joined_copies(copies)), tuple(_joined(sends)))
+    return Plan(tuple(links), tuple(_joined_copies(copies)), tuple(joined(sends)))
 
 
 def _whole_files(releases: Mapping[str, Sequence[Chunk]]) -> dict[tuple[tuple[int, str], ...], tuple[str, str]]:
@@ -139,7 +139,7 @@ def _held(releases: Mapping[str, Sequence[Chunk]]) -> dict[tuple[int, str], tupl
     return found
 
 
-def _joined(sends: Iterable[Range]) -> list[Range]:
+def joined(sends: Iterable[Range]) -> list[Range]:
     """Neighbours as one range."""
     found: list[Range] = []
     for part in sends:
@@ -182,4 +182,4 @@ def spread(sends: Sequence[Range], streams: int, unit: int = CHUNK) -> list[list
         middle = before + piece.size / 2
         shares[min(streams - 1, int(middle * streams / total))].append(piece)
         before += piece.size
-    return [_joined(share) for share in shares if share]
+    return [joined(share) for share in shares if share]

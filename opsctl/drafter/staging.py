@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from opsctl.agent.chunking import BLOCK, BLOCK_DIGEST, blocks_in
 from opsctl.agent.protocol import AgentError, Context
-from opsctl.drafter.chunks import Chunk, Plan, Range, plan
+from opsctl.drafter.chunks import Chunk, Copy, Plan, Range, joined, plan
 from opsctl.errors import UsageError
 
 RESERVE = 64 << 20  # bytes left free on the host's disk
@@ -25,6 +26,7 @@ class Source:
     digest: str
     files: Mapping[str, Sequence[tuple[int, int, str]]]
     stats: Mapping[str, tuple[int, int, int]]
+    blocks: Mapping[str, bytes]  # digests of the blocks of each file, chunk by chunk; empty for a folder of a host
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -35,19 +37,75 @@ class Source:
         return sum(self.sizes.values())
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Source:
-        """From an answer of stagesource.read."""
+    def of(cls, told: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Source:
+        """From what stagesource.Found tells."""
         files = {name: tuple((c[0], c[1], c[2]) for c in chunks) for name, chunks in told["files"].items()}
-        return cls(told["path"], told["digest"], files, {name: tuple(stat) for name, stat in told["stats"].items()})
+        stats = {name: (stat[0], stat[1], stat[2]) for name, stat in told["stats"].items()}
+        return cls(told["path"], told["digest"], files, stats, blocks or {})
 
-    def plan(self, have: Sequence[Mapping[str, Any]], done: Sequence[Sequence[Any]] = ()) -> Plan:
+    def plan(self, have: Sequence[Mapping[str, Any]], similar: bytes = b"", done: Sequence[Sequence[Any]] = ()) -> Plan:
         """How the release comes together.
 
-        have: folders of the host with the chunks of their files, as stage.look tells. done: [name, start, end] that
-        are in place.
+        Args:
+            have: folders of the host with the chunks of their files, as stage.look tells.
+            similar: digests of the blocks of the first of them, or nothing.
+            done: [name, start, end] that are in place.
         """
         held = {one["path"]: _chunks(one["files"]) for one in have}
-        return plan(_chunks(self.files), held, [Range(name, start, end) for name, start, end in done])
+        found = plan(_chunks(self.files), held, [Range(name, start, end) for name, start, end in done])
+        shares = list(_shares(have[0]["files"])) if similar else []
+        if not self.blocks or not found.sends or not shares or shares[-1][2] != len(similar):
+            return found
+        theirs = _by_chunk(have[0]["files"], {name: similar[start:end] for name, start, end in shares})
+        return _refined(found, have[0]["path"], _by_chunk(self.files, self.blocks), theirs)
+
+
+def _refined(found: Plan, release: str, ours: Mapping[Range, bytes], theirs: Mapping[Range, bytes]) -> Plan:
+    """Of chunks that lie at the same place of a similar file, send only the blocks that differ, over a copy of it."""
+    copies, sends = list(found.copies), []
+    wanted = {part for part in ours if any(_inside(part, sent) for sent in found.sends)}
+    for part in sorted(wanted):
+        known = theirs.get(part)
+        differ = (
+            []
+            if known is None
+            else [n for n in range(len(known) // BLOCK_DIGEST) if _at(known, n) != _at(ours[part], n)]
+        )
+        if known is None or len(differ) == blocks_in(part.start, part.end):
+            sends.append(part)
+            continue
+        copies.append(Copy(release, part, part))
+        starts = [part.start + n * BLOCK for n in differ]
+        sends += [Range(part.file, start, min(start + BLOCK, part.end)) for start in starts]
+    return replace(found, copies=tuple(copies), sends=tuple(joined(sends)))
+
+
+def _inside(part: Range, whole: Range) -> bool:
+    return part.file == whole.file and whole.start <= part.start and part.end <= whole.end
+
+
+def _at(blocks: bytes, n: int) -> bytes:
+    return blocks[n * BLOCK_DIGEST : (n + 1) * BLOCK_DIGEST]
+
+
+def _by_chunk(files: Mapping[str, Sequence[Sequence[Any]]], blocks: Mapping[str, bytes]) -> dict[Range, bytes]:
+    found = {}
+    for name, chunks in files.items():
+        at = 0
+        for start, end, _ in chunks:
+            size = BLOCK_DIGEST * blocks_in(start, end)
+            found[Range(name, start, end)] = blocks[name][at : at + size]
+            at += size
+    return found
+
+
+def _shares(files: Mapping[str, Sequence[Sequence[Any]]]) -> Iterator[tuple[str, int, int]]:
+    """Which part of the digests of all blocks is that of each file."""
+    at = 0
+    for name, chunks in files.items():
+        size = BLOCK_DIGEST * sum(blocks_in(start, end) for start, end, _ in chunks)
+        yield name, at, at + size
+        at += size
 
 
 def _chunks(files: Mapping[str, Sequence[Sequence[Any]]]) -> list[Chunk]:
@@ -59,7 +117,8 @@ def read_source(path: Path, *, follow_links: bool = False, on_progress: OnProgre
     from opsctl.agent import stagesource
 
     try:
-        return Source.of(stagesource.read(_Reading(on_progress), str(path), follow_links))
+        found = stagesource.read(_Reading(on_progress), str(path), follow_links)
+        return Source.of(found.told(), found.blocks)
     except AgentError as error:
         hint = "stage it again when it is complete" if "changed" in error.fields else None
         if "link" in error.fields:

@@ -80,7 +80,7 @@ class DrafterStage(Module[DrafterStageArgs]):
             return None
         source = _local(args, site) if found["source"] is None else Source.of(found["source"])
         have = _have(found, source)
-        planned = source.plan(have)
+        planned = source.plan(have, seen[0].body)
         where = {"root": _releases(args, site), "name": _named(args), "digest": source.digest}
         needed = planned.written - found["partial"]
         if needed + RESERVE > found["free"]:
@@ -96,7 +96,7 @@ class DrafterStage(Module[DrafterStageArgs]):
         old = args.keep
         place = Call("stage.place", {**where, "files": source.files, "old": old, "keep_as": KEEP})
         undo = Call("stage.remove", {"keep_as": KEEP})
-        transfer = _transfer(source, have, where, bool(found["partial"]))
+        transfer = _transfer(source, have, seen[0].body, where, bool(found["partial"]))
         values = {"sent": planned.sent, "kept": planned.kept, "size": source.size}
         return Change(summary, (place,), (undo,), transfer=transfer, values=values)
 
@@ -139,7 +139,7 @@ def _have(found: Mapping[str, Any], source: Source) -> list[Mapping[str, Any]]:
 
 
 def _transfer(
-    source: Source, have: Sequence[Mapping[str, Any]], where: Mapping[str, Any], partial: bool
+    source: Source, have: Sequence[Mapping[str, Any]], similar: bytes, where: Mapping[str, Any], partial: bool
 ) -> Callable[[Host, Progress], None]:
     def transfer(host: Host, progress: Progress) -> None:
         from opsctl.remote.parts import Part, send_parts  # only where something is sent
@@ -147,7 +147,7 @@ def _transfer(
         done: list[Any] = []
         if partial:
             done = host.call(Call("stage.resume", {**where, "files": source.files})).result
-        planned = source.plan(have, done)
+        planned = source.plan(have, similar, done)
         prepared = host.call(_prepare(planned, source, have, where), on_progress=_passed_on(progress)).result["partial"]
         parts = [
             Part(source.path + "/" + part.file, posixpath.join(prepared, part.file), part.start, part.end)

@@ -131,6 +131,18 @@ def test_only_tensors_that_changed_travel(staging: Staging, tmp_path: Path) -> N
     assert result["kept"] >= 8 * MIB
 
 
+def test_of_scattered_changes_only_the_blocks_travel(staging: Staging, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    staging.run(path=str(source))
+    with open(source / "model.safetensors", "r+b") as file:
+        for at in (MIB, 6 * MIB, 13 * MIB):
+            file.seek(at)
+            file.write(b"changed")
+    result = staging.run(path=str(source))
+    assert contents(result["release"]) == contents(source)
+    assert result["sent"] == 3 * 65536
+
+
 def test_whole_files_are_shared_between_releases(staging: Staging, tmp_path: Path) -> None:
     one = staging.run(path=str(drafter(tmp_path / "one")))
     other = drafter(tmp_path / "two")
