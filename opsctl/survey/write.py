@@ -13,7 +13,7 @@ from opsctl.survey.found import Found
 from opsctl.survey.settings import Section
 from opsctl.text import one_line
 
-PLAYBOOKS = ("deploy-drafter", "health", "pin-sglang", "probe", "restart-server")
+PLAYBOOKS = ("deploy-drafter", "health", "pin-sglang", "probe", "restart-server", "start-server")
 SCHEMAS = ".schema"
 
 
@@ -40,11 +40,12 @@ def playbook(text: str, host: str, found: Found) -> str:
             text, flags=re.M,
         )  # fmt: skip
     if found.foreign:
-        text = re.sub(
-            r"^( +)(state: (?:started|restarted))$",
-            r"\1\2\n\1adopt: true # the server was not started by opsctl; a rollback starts it as it was",
-            text, flags=re.M,
-        )  # fmt: skip
+        why = "# the server was not started by opsctl; a rollback starts it as it was"
+        text, params = re.subn(
+            r"^(    adopt:\n      type: bool\n      default: )false$", rf"\1true {why}", text, flags=re.M
+        )
+        if not params:
+            text = re.sub(r"^( +)(state: (?:started|restarted))$", rf"\1\2\n\1adopt: true {why}", text, flags=re.M)
     return text
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -70,11 +71,11 @@ def test_before_anything_runs(practice: PracticeHost, run: Run, project: Path) -
 
 
 @pytest.fixture
-def by_hand(practice: PracticeHost) -> Iterator[int]:
-    """A server that somebody started on the practice host; its process id."""
+def by_hand(practice: PracticeHost, request: pytest.FixtureRequest) -> Iterator[int]:
+    """A server that somebody started on the practice host, with further arguments of the test; its process id."""
     argv = [f"{practice.home}/venv/bin/python", "-m", "sglang.launch_server",
             "--model-path", f"{practice.home}/models/kimi-tiny", "--port", str(practice.port), "--tp", "8",
-            "--trust-remote-code", "--api-key", "tell-nobody"]  # fmt: skip
+            "--trust-remote-code", *getattr(request, "param", ())]  # fmt: skip
     environment = {"HOME": str(practice.home), "PATH": os.environ["PATH"], "NCCL_DEBUG": "WARN"}
     with open(practice.home / "logs/by-hand.log", "wb") as log:
         process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -84,6 +85,7 @@ def by_hand(practice: PracticeHost) -> Iterator[int]:
     process.wait()
 
 
+@pytest.mark.parametrize("by_hand", [("--api-key", "tell-nobody")], indirect=True)
 def test_what_runs_says_where_things_are(practice: PracticeHost, by_hand: int, run: Run, project: Path) -> None:
     said = run("init", *reach(practice))
     assert said.returncode == Exit.DONE, said.stderr
@@ -95,6 +97,29 @@ def test_what_runs_says_where_things_are(practice: PracticeHost, by_hand: int, r
     everything = said.stdout + said.stderr + "".join(p.read_text() for p in project.rglob("*.yaml"))
     assert "tell-nobody" not in everything
     assert "!env BOX_API_KEY" in everything
+
+
+def test_a_server_started_by_hand_is_taken_over_and_given_back(
+    practice: PracticeHost, by_hand: int, run: Run, project: Path
+) -> None:
+    ready = f"http://127.0.0.1:{practice.port}/health"
+    eventually(lambda: answers(ready), 30)
+    assert run("init", *reach(practice)).returncode == Exit.DONE
+    restarted = run("server", "restart")
+    assert restarted.returncode == Exit.DONE, restarted.stdout + restarted.stderr
+    assert not Path(f"/proc/{by_hand}/exe").exists()
+    assert answers(ready)
+    undone = run("rollback", "--yes")
+    assert undone.returncode == Exit.DONE, undone.stdout + undone.stderr
+    assert answers(ready)
+    assert "adopt" not in run("server", "stop", "--yes").stderr
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_nothing_is_ever_overwritten(practice: PracticeHost, run: Run, project: Path) -> None:

@@ -120,10 +120,13 @@ def test_the_playbooks_fit(tmp_path: Path) -> None:
             text = write.playbook((shipped("playbooks") / f"{name}.yaml").read_text(), "k25", what)
             path = tmp_path / f"{name}.yaml"
             path.write_text(text)
-            load_playbook(path)
+            (play,) = load_playbook(path).plays
             assert "  hosts: k25\n" in text
             assert "hosts: all" not in text
-            assert ("adopt: true" in text) == (foreign and name in ("deploy-drafter", "restart-server"))
+            takes_over = "adopt: true" in text or (
+                "adopt" in play.keys.params and play.keys.params["adopt"].default is True
+            )
+            assert takes_over == (foreign and name in ("deploy-drafter", "restart-server", "start-server"))
             assert ('default: "3207427' in text) == (name == "pin-sglang")
 
 
