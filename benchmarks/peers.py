@@ -65,6 +65,8 @@ def _opsctl(lab: Lab, where: str, hosts: int) -> list[str | Path]:
             "    user: root",
             f"    key: {lab.key}",
             f"    host_key: {host_key}",
+            # All hosts are this machine: each has a lock and a journal of its own.
+            f"    state_dir: {lab.run}/state/{where}{i + 1}",
             f"    vars: {{root: /var/tmp/opsctl-bench-root/o{i + 1}}}",
         ]
     inventory.write_text("\n".join(lines) + "\n")
