@@ -86,7 +86,7 @@ def sglang(
     ] = None,
     own: Annotated[Path | None, _OWN] = None,
     for_target: Annotated[
-        str | None, typer.Option("--for-target", metavar="CLASS", help="The target model's class (default: found out).")
+        str | None, typer.Option("--for-target", metavar="CLASS", help="Only what this target model class needs.")
     ] = None,
     status: Annotated[bool, typer.Option("--status", help="Tell how the tree stands, and change nothing.")] = False,
     revert: Annotated[bool, typer.Option("--revert", help="Take patches back, byte for byte.")] = False,

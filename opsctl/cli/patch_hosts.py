@@ -66,15 +66,11 @@ def status(remote: RemoteHost, host: InventoryHost, wanted: Wanted) -> Status:
     looked = patching.received(
         remote.call(patching.request(place, wanted.names, wanted.target, patchset.files(wanted.states)), timeout=120)
     )
-    targets = [wanted.target] if wanted.target else looked.architectures
     diffs = wanted.diffs
     names = [name for name in wanted.names if name not in {diff.name for diff in diffs}]
-    if wanted.names and not names:
-        chosen: tuple[Patch, ...] = ()
-    elif wanted.target and not names:
-        chosen = patchset.select((), target=wanted.target)
-    else:
-        chosen = patching.chosen(looked.tree, names, targets, wanted.states)
+    chosen: tuple[Patch, ...] = ()
+    if names or not wanted.names:
+        chosen = patching.chosen(looked.tree, names, looked.architectures, wanted.states, wanted.target)
     entries: tuple[patchset.Entry, ...] = ()
     changes: tuple[patchset.FileEdit, ...] = ()
     if diffs:

@@ -13,7 +13,7 @@ from opsctl.errors import Conflict, RemoteError, UsageError
 from opsctl.modules.contract import Change, FileDiff, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
 from opsctl.sglang import patching, patchset, reverting
-from opsctl.sglang.patches import Status
+from opsctl.sglang.patches import Patch, Status
 from opsctl.sglang.patching import Looked, Place
 from opsctl.sglang.patchset import Entry, FileEdit, Plan
 from opsctl.text import few, printable
@@ -33,7 +33,7 @@ class SglangPatchArgs(ModuleArgs):
     )
     own: str | None = Field(None, description="Folder with patches of your own, on the controller.")
     python: HostPath | None = Field(None, description="Interpreter that proves them; default: the one that serves.")
-    target: str | None = Field(None, description="Class of the target model; default: what its config.json names.")
+    target: str | None = Field(None, description="Only what a target model of this class needs.")
     commit: str | None = Field(
         None, description="Commit, in full or short, that the tree must be at.", pattern=r"^[0-9a-f]{4,40}$"
     )
@@ -144,9 +144,9 @@ def _planned(args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply], site:
     own = _own(args, site)
     diffs = [diff.name for diff in own.diffs]
     names = [name for name in args.patches or () if name not in diffs]
-    targets = [args.target] if args.target else looked.architectures
-    only_diffs = bool(args.patches) and not names
-    patches = () if only_diffs else patching.chosen(looked.tree, names, targets, own.states)
+    patches: tuple[Patch, ...] = ()
+    if names or args.patches is None:
+        patches = patching.chosen(looked.tree, names, looked.architectures, own.states, args.target)
     entries, changes = patching.tried(diffs, seen[1]) if diffs else ((), ())
     return patching.plan(looked.tree, patches, entries, changes)
 

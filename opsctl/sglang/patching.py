@@ -119,14 +119,19 @@ def received(reply: Reply) -> Looked:
 
 
 def chosen(
-    tree: SourceTree, names: Sequence[str], targets: Sequence[str], states: Sequence[EndState] = ()
+    tree: SourceTree,
+    names: Sequence[str],
+    architectures: Sequence[str],
+    states: Sequence[EndState] = (),
+    target: str | None = None,
 ) -> tuple[Patch, ...]:
-    """The patches of these names; without names all that a host with targets of these classes may need, and `states`.
+    """The patches of these names, else what `target` needs, else all that a host may need; and `states`.
 
-    Raises UsageError for a name that is none.
+    architectures: classes of the host's target, where they are known. Raises UsageError for a name that is none.
     """
     own = {state.name: state for state in states}
-    wrappers = [eagle3_capture(t) for t in targets if t != KIMI_K25.class_name and tree.classes.get(t)]
+    classes = [target] if target else architectures
+    wrappers = [eagle3_capture(t) for t in classes if t != KIMI_K25.class_name and tree.classes.get(t)]
     if names:
         found: list[Patch] = []
         for name in names:
@@ -137,8 +142,10 @@ def chosen(
             else:
                 found += patchset.select([name])
         return tuple(found)
-    if targets and KIMI_K25.class_name not in targets:
-        about_others: Patch = _AnotherTarget(KIMI_K25, targets[0])
+    if target:
+        return (*patchset.select((), target=target), *states)
+    if architectures and KIMI_K25.class_name not in architectures:
+        about_others: Patch = _AnotherTarget(KIMI_K25, architectures[0])
         return (*wrappers, *(about_others if patch is KIMI_K25 else patch for patch in ALL), *states)
     return (*wrappers, *ALL, *states)
 
