@@ -19,7 +19,8 @@ from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Block, Node, Play, Task
 from opsctl.engine.unknown import Undecided, Unknown
-from opsctl.errors import OpsctlError, TaskFailed
+from opsctl.engine.waiting import Interrupted
+from opsctl.errors import OpsctlError, TaskFailed, Unreachable
 from opsctl.modules.contract import Action
 from opsctl.remote.agent_client import Pending
 from opsctl.secret import masked
@@ -86,6 +87,15 @@ class HostRun:
         if facts is not None:
             self._take_facts(facts)
         try:
+            self._all()
+        except (Unreachable, Interrupted):
+            raise
+        except OpsctlError as error:
+            self._rescue(error)
+            raise
+
+    def _all(self) -> None:
+        try:
             self._nodes(self.it.play.tasks)
         except _Stop as stop:
             self._save(stop.task.number - 1)
@@ -94,6 +104,21 @@ class HostRun:
         gates.check(self.it.play, self.session, self._scope(), self.it.emit, self.it.clock)
         if self.failures:
             raise self.failures[0]
+
+    def _rescue(self, error: OpsctlError) -> None:
+        """What the play wants done before a failure takes its course. It changes nothing about how the host ends."""
+        if self.session.info.check or self.session.info.cancelled():
+            return
+        self.session.registered["failed_task"] = {"name": self._label, "message": error.message}
+        self._ahead.forget()
+        for task in self.it.play.rescue:
+            try:
+                self._task(task)
+            except _Stop as stop:
+                self._note("warning", f"{stop.task.name}: {stop.result.summary}", None)
+            except OpsctlError as second:
+                self._note("warning", f"{task.name}: {second.message}", second.hint)
+                return
 
     def _scope(self) -> Scope:
         own = Layer({**self.session.registered, "measures": self.session.measures})

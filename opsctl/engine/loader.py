@@ -78,9 +78,14 @@ class _Loader:
         for handler, place in zip(handlers, range(len(handlers)), strict=True):
             if not isinstance(handler, Task) or not handler.keys.name:
                 raise UsageError("a handler is a task with a name", where=(at / "handlers" / place).place)
+        rescue = self._nodes(said.rescue, at / "rescue", _Around((), (), tags, become))
+        for task, place in zip(rescue, range(len(rescue)), strict=True):
+            if not isinstance(task, Task):
+                raise UsageError("the rescue of a play has tasks, no blocks", where=(at / "rescue" / place).place)
         play = Play(
-            said.name or self._play_name(said), said, at, tasks, tuple(h for h in handlers if isinstance(h, Task))
-        )
+            said.name or self._play_name(said), said, at, tasks, tuple(h for h in handlers if isinstance(h, Task)),
+            tuple(task for task in rescue if isinstance(task, Task)),
+        )  # fmt: skip
         _check_play(play)
         return play
 

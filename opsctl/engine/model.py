@@ -170,6 +170,10 @@ class PlayKeys(_Strict):
     vars: Variables = Field(default_factory=dict)
     tasks: list[Any] = Field(default_factory=list)
     handlers: list[Any] = Field(default_factory=list, description="Tasks that run once at the end when notified.")
+    rescue: list[Any] = Field(
+        default_factory=list,
+        description="Tasks to run when the play fails on a host, before anything is taken back; they change no outcome.",
+    )
     gates: list[Gate] = Field(default_factory=list)
     on_failure: Literal["rollback", "stop", "continue"] = Field(
         "stop",

@@ -17,7 +17,7 @@ class Task:
     """One task.
 
     Attributes:
-        number: its position among all tasks of its play, handlers last, from 0.
+        number: its position among all tasks of its play, handlers and rescue last, from 0.
         args: arguments of its module, not rendered.
         at: where it stands; `at_args` where its arguments do.
         conditions: its own `when` and those of the blocks around it, outermost first, with their places.
@@ -58,6 +58,7 @@ class Play:
     at: At
     tasks: tuple[Node, ...]
     handlers: tuple[Task, ...]
+    rescue: tuple[Task, ...] = ()
 
     @property
     def pattern(self) -> str:
@@ -71,8 +72,8 @@ class Play:
         return said if isinstance(said, str) else "host" if said else None
 
     def all_tasks(self) -> list[Task]:
-        """Every task, rescue and always included, handlers last."""
-        return [*walk(self.tasks), *self.handlers]
+        """Every task, rescue and always of blocks included, then handlers, then the rescue of the play."""
+        return [*walk(self.tasks), *self.handlers, *self.rescue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

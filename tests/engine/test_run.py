@@ -397,3 +397,49 @@ def test_events_are_in_order(project: Project) -> None:
     assert [e.at for e in ran.events] == sorted(e.at for e in ran.events)
     assert ran.of(TaskStarted)[0].host == "here"
     assert [p.text for p in ran.of(TaskProgress)]
+
+
+RESCUED = """
+- hosts: all
+  on_failure: rollback
+  tasks:
+    - name: change
+      copy: {content: new, dest: OUT/file}
+    - {name: measure, debug: {msg: measuring}, failed_when: "FAILS"}
+  rescue:
+    - name: keep
+      command: {argv: [sh, -c, "cat OUT/file > KEPT; echo {{ failed_task.message }} >> KEPT"], read_only: true}
+    - {name: worse, command: {argv: ["false"], read_only: true}}
+    - {name: after, command: {argv: [touch, OUT/after], read_only: true}}
+  gates:
+    - {that: GATE}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "gate", "code", "said"),
+    [
+        ("true", "1 > 0", Exit.ROLLED_BACK, "measure"),
+        ("false", "1 == 2", Exit.ROLLED_BACK, "1 == 2"),
+    ],
+)
+def test_a_play_that_fails_is_rescued_before_it_is_taken_back(
+    project: Project, fails: str, gate: str, code: Exit, said: str
+) -> None:
+    kept = project.folder / "kept"
+    text = RESCUED.replace("OUT", str(project.out)).replace("KEPT", str(kept))
+    ran = project.run(text.replace("FAILS", fails).replace("GATE", gate))
+    assert ran.code == code
+    assert not (project.out / "file").exists()
+    first, _, rest = kept.read_text().partition("new")
+    assert (first, said in rest) == ("", True)
+    assert ran.statuses()["worse"] == "failed"
+    assert (project.out / "after").exists()
+
+
+def test_a_play_that_goes_well_or_is_only_checked_needs_no_rescue(project: Project) -> None:
+    kept = project.folder / "kept"
+    text = RESCUED.replace("OUT", str(project.out)).replace("KEPT", str(kept)).replace("GATE", "1 > 0")
+    assert project.run(text.replace("FAILS", "false")).code == Exit.DONE
+    project.run(text.replace("FAILS", "true"), check=True)
+    assert not kept.exists()
