@@ -133,10 +133,11 @@ def finish(
     from opsctl.gpu.model import Verdict, worst
 
     overall = worst([r.verdict for r in reports])
+    not_reached = [(one.host.name, mask(one.error.message)) for one in unreached if one.error]
     if junit:
         from opsctl.report.health import write_junit
 
-        write_junit(junit, reports)
+        write_junit(junit, reports, not_reached)
     if json_output:
         import json
 
@@ -147,8 +148,7 @@ def finish(
     else:
         from opsctl.report.health import show
 
-        lost_hosts = [(one.host.name, one.error.message) for one in unreached if one.error]
-        show(reports, verbose=verbose, unreached=[(name, mask(why)) for name, why in lost_hosts])
+        show(reports, verbose=verbose, unreached=not_reached)
     lost = tell_errors(unreached)
     if overall is Verdict.FAIL:
         raise typer.Exit(Exit.UNFIT)

@@ -58,6 +58,8 @@ def _xid(code: int) -> Explanation:
     lines = [
         ("name", known.mnemonic),
         ("meaning", known.description),
+        ("causes", known.causes),
+        ("remedy", known.remedy),
         ("NVIDIA: at once", known.immediate),
         ("NVIDIA: then", known.investigatory),
         ("held for", _SEVERITY[known.base]),

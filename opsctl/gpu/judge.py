@@ -114,7 +114,8 @@ def _remedy(check: Check, found: Found) -> str | None:
     known = xids.catalogue().get(int(code)) if check.id == "klog.xid" and code.isdigit() else None
     if known is None:
         return check.remedy or None
-    return f"{known.description}; NVIDIA: {known.immediate} (opsctl health explain {known.code})"
+    what = known.remedy or (f"NVIDIA: {known.immediate}" if known.immediate else "ask the vendor")
+    return f"{known.description}: {what} (opsctl health explain {known.code})"
 
 
 def _ref_json(ref: GpuRef | None) -> dict[str, Any] | None:

@@ -20,6 +20,8 @@ class Xid:
     investigatory: str
     others: tuple[tuple[str, str], ...]  # (who, what they do)
     base: str
+    causes: str
+    remedy: str  # what to do, in words
     by_text: tuple[tuple[str, str], ...]  # (severity, pattern): the last that matches wins
 
     def severity(self, message: str) -> str:
@@ -36,6 +38,17 @@ def catalogue() -> dict[int, Xid]:
     return {int(row["code"]): _xid(row) for row in table("xids.csv")}
 
 
+@cache
+def _actions() -> dict[str, str]:
+    """NVIDIA's names of actions, in words."""
+    return {row["action"]: row["remedy"] for row in table("actions.csv")}
+
+
+@cache
+def _notes() -> dict[int, dict[str, str]]:
+    return {int(row["code"]): row for row in table("xid_notes.csv")}
+
+
 def severity(code: int, message: str) -> str:
     known = catalogue().get(code)
     return known.severity(message) if known else UNKNOWN
@@ -43,6 +56,7 @@ def severity(code: int, message: str) -> str:
 
 def _xid(row: dict[str, str]) -> Xid:
     base, *rules = row["severity"].split(";")
+    note = _notes().get(int(row["code"]), {})
     others = tuple((who, row[who]) for who in ("gpud", "dcgm", "azure", "aws") if row[who])
     return Xid(
         code=int(row["code"]),
@@ -52,5 +66,7 @@ def _xid(row: dict[str, str]) -> Xid:
         investigatory=row["investigatory"],
         others=others,
         base=base,
+        causes=note.get("causes", ""),
+        remedy=note.get("remedy") or _actions().get(row["immediate"], ""),
         by_text=tuple((word, pattern) for word, _, pattern in (rule.partition(":") for rule in rules)),
     )

@@ -83,8 +83,9 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
     return lines
 
 
-def write_junit(path: Path, reports: Iterable[HostReport]) -> None:
-    junit.write(path, "opsctl health", (case for report in reports for case in cases(report)))
+def write_junit(path: Path, reports: Iterable[HostReport], unreached: Iterable[tuple[str, str]] = ()) -> None:
+    lost = [junit.Case(host, "reached", "failed", why) for host, why in unreached]
+    junit.write(path, "opsctl health", [*lost, *(case for report in reports for case in cases(report))])
 
 
 def cases(report: HostReport) -> list[junit.Case]:

@@ -6,7 +6,10 @@ import re
 
 import pytest
 
+from opsctl.gpu.checks.registry import checks
+from opsctl.gpu.explain import explain
 from opsctl.gpu.judge import HostReport
+from opsctl.gpu.xids import catalogue
 from opsctl.report.health import show
 from tests.gpu.judging import report, text_of
 
@@ -53,3 +56,13 @@ def test_hostile_text_is_shown_harmless(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert "\x1b[2J" not in out
     assert "\r" not in out
+
+
+@pytest.mark.parametrize("check", checks())
+def test_every_check_is_explained(check: str) -> None:
+    assert {"asks", "causes", "remedy"} <= dict(explain(check).lines).keys()
+
+
+@pytest.mark.parametrize("code", [code for code, xid in catalogue().items() if xid.base == "fail"])
+def test_every_failing_xid_has_a_remedy(code: int) -> None:
+    assert {"meaning", "remedy"} <= dict(explain(f"Xid {code}").lines).keys()
