@@ -124,12 +124,12 @@ def wait(
         while True:
             now = time.monotonic()
             waited = now - began
-            for phase in start.read(said.read(), now):
-                phases.setdefault(phase, round(waited, 1))
             if now - asked >= ASK:
                 seen, asked = _health(call, host, port), time.monotonic()
             if seen == "ready":
                 return {"seconds": round(time.monotonic() - began, 1), "phases": phases}
+            for phase in start.read(said.read(), now):
+                phases.setdefault(phase, round(waited, 1))
             _look(call, watch, start, said)
             if now - looked >= LOOK_AT_MEMORY:
                 memory, looked = vram.in_use(call), now

@@ -6,21 +6,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.cli.playing import YesOption
 from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.sglang.chat_template import ChatTemplate
-    from opsctl.sglang.http import Server
     from opsctl.sglang.probe import Plan, Progress
     from opsctl.sglang.probe_findings import Finding
     from opsctl.sglang.probe_result import Baseline
@@ -48,6 +46,10 @@ def probe(
     chat_template: Annotated[
         Path | None, typer.Option(help="The model's folder, for servers that do not render messages.")
     ] = None,
+    ab: Annotated[
+        bool, typer.Option("--ab", help="Measure the baseline too: restart without speculation, measure, put back.")
+    ] = False,
+    yes: YesOption = False,
     gate: Annotated[list[str] | None, typer.Option(help='Condition that must hold: "accept_length>=3.0".')] = None,
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -56,7 +58,8 @@ def probe(
     """Measure acceptance length, throughput and latency."""
     if context.invoked_subcommand:
         return
-    from opsctl.cli import probe_view
+    from opsctl.cli import probe_ab, probe_view
+    from opsctl.cli.probe_target import reached_at
     from opsctl.report.probe_page import probe_page
     from opsctl.sglang import gates, probe_store
     from opsctl.sglang.breakeven import curve
@@ -68,10 +71,17 @@ def probe(
     known = _baseline(baseline)
     plan = _plan(prompts, concurrency, max_tokens, temperature)
     key = os.environ.get(api_key_env) or None
-    with _reached(url, inventory, host, port, key, max(plan.concurrency)) as reached:
+    if ab:
+        probe_ab.check(url, baseline)
+    with reached_at(url, inventory, host, port, key, max(plan.concurrency)) as reached:
         info = reached.server.info()
         template = _template(chat_template, info, reached.read)
+        if ab:
+            probe_ab.consent(info, reached.name, yes=yes)
         measured = measure(reached.server, info, plan, template, _progress())
+        if ab:
+            with probe_ab.without_speculation(reached) as plain:
+                known = probe_ab.baseline(plain, plan, template, reached.name, _progress())
     summary = summarise(measured, known)
     noticed = findings(measured, summary, with_key=bool(key), simulated=reached.simulated)
     result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
@@ -147,73 +157,13 @@ def _baseline(text: str | None) -> Baseline | None:
     return Baseline(first["per_request"], tuple(result.get("outputs", {}).items()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """A server, and how to read a file beside it.
-
-    name: what its results are kept under. simulated: SGLANG_SIMULATE_ACC_LEN of its process, where that can be read.
-    """
-
-    name: str
-    server: Server
-    read: Callable[[str], str | None]
-    simulated: str = ""
-
-
-@contextmanager
-def _reached(
-    url: str | None, inventory: str | None, pattern: str | None, port: int | None, key: str | None, at_once: int
-) -> Iterator[_Reached]:
-    """The server at `url`, or on the host, reached through its connection."""
-    import httpx
-
-    from opsctl.secret import Secret
-    from opsctl.sglang import gather
-    from opsctl.sglang.http import Server
-
-    secret = Secret(key) if key else None
-    if url is not None:
-        if not re.match(r"https?://[^/\s]+", url):
-            raise UsageError(
-                f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000"
-            )
-        limits = httpx.Limits(max_connections=at_once + 1)
-        with httpx.Client(base_url=url, timeout=30, limits=limits, trust_env=False) as http:
-            yield _Reached(url.split("://")[-1], Server(http, secret), _read_here)
-        return
-    from opsctl.agent.protocol import Call
-    from opsctl.cli.hosts import the_host
-    from opsctl.errors import RemoteError
-    from opsctl.remote.host import connect
-
-    chosen = the_host(inventory, pattern)
-    with connect(chosen.connection()) as remote:
-        running = gather.choose(remote.call(Call("servers.find")).result, port, chosen.sglang.port)
-        if running is None and port is None:
-            raise UsageError("no SGLang server runs there", where=chosen.name, hint="`opsctl server start` starts one")
-
-        def read(path: str) -> str | None:
-            try:
-                return remote.call(Call("files.read", {"path": path})).body.decode("utf-8", "replace")
-            except RemoteError:
-                return None
-
-        with remote.http(port or gather.port_of(running or {})) as http:
-            simulated = ((running or {}).get("environment") or {}).get("SGLANG_SIMULATE_ACC_LEN", "")
-            yield _Reached(chosen.name, Server(http, secret or chosen.sglang.api_key), read, simulated)
-
-
-def _read_here(path: str) -> str | None:
-    place = Path(path)
-    return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
-
-
 def _template(given: Path | None, info: ServerInfo, read: Callable[[str], str | None]) -> ChatTemplate | None:
     """The template of the folder that was named, else of the model's own folder where it can be read."""
+    from opsctl.cli.probe_target import read_here
     from opsctl.sglang.chat_template import read_template
 
     if given:
-        found = read_template(lambda name: _read_here(str(given / name)))
+        found = read_template(lambda name: read_here(str(given / name)))
         if not found:
             raise UsageError(f"no chat template in {given}", where="--chat-template")
         return found

@@ -117,6 +117,7 @@ def stop(
 def wait(
     host: HostOption = None,
     inventory: InventoryOption = None,
+    port: Annotated[int | None, typer.Option(help="Its port, where it is not the one of the inventory.")] = None,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait.")] = "20m",
     stall: Annotated[
         str, typer.Option(metavar="DURATION", help="Give up when neither log nor GPU memory grows for this time.")
@@ -128,7 +129,9 @@ def wait(
     from opsctl.cli.server_look import wait as wait_for
 
     limit, still = _seconds("--timeout", timeout), _seconds("--stall", stall)
-    done = on_each(chosen(inventory, host), lambda remote, one: wait_for(remote, one, limit, still))
+    done = on_each(
+        chosen(inventory, host), lambda remote, one: wait_for(remote, one, port or one.sglang.port, limit, still)
+    )
     if sys.stderr.isatty():
         typer.echo("", err=True)
     ready = {d.host.name: d.value for d in done if d.value is not None}

@@ -80,17 +80,17 @@ def _info(server: Server) -> Any:
         return None  # it is starting, or hung, or keeps strangers out: the state says that it does not answer
 
 
-def wait(remote: RemoteHost, host: InventoryHost, timeout: float, stall: float) -> Mapping[str, Any]:
+def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, stall: float) -> Mapping[str, Any]:
     """Wait until the host's server generates a token, telling how far it is. Raises RemoteError: what it died of."""
     from opsctl.agent.protocol import Call
     from opsctl.sglang import gather
 
     servers = remote.call(Call("servers.find")).result
-    process = gather.choose(servers, None, host.sglang.port)
+    process = gather.choose(servers, port)
     if process is None:
-        raise RemoteError("no SGLang server runs there", where=host.name, hint=_why_none(remote, host))
+        raise RemoteError(f"no SGLang server runs on port {port}", where=host.name, hint=_why_none(remote, host))
     log = process["log"] or host.sglang.log
-    asked: dict[str, Any] = {"port": gather.port_of(process), "timeout": timeout, "stall": stall}
+    asked: dict[str, Any] = {"port": port, "timeout": timeout, "stall": stall}
     asked["alive"] = {"pid": process["pid"], "start": process["start"]}
     if log:
         # What it said since its start lies in the end of its log; an earlier start in there is passed over.

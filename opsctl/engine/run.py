@@ -86,7 +86,7 @@ def plan(options: Options, inventory: Inventory) -> Plan:
     limit = {h.name for h in inventory.select(options.limit)} if options.limit else None
     select.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
     start = select.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
-    run = options.resume or _run_name()
+    run = options.resume or run_name()
     chosen_hosts = [_hosts(play, inventory, limit) for play in playbook.plays]
     names = {name for hosts in chosen_hosts for host in hosts for name in host.variables}
     params.check_names(options.given, playbook.plays, names)
@@ -285,5 +285,5 @@ def _meta(plan: Plan, options: Options) -> dict[str, Any]:
     return {**holder(plan.run, plan.playbook.name), **known}
 
 
-def _run_name() -> str:
+def run_name() -> str:
     return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

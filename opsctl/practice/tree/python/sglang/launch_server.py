@@ -4,6 +4,7 @@ python -m sglang.launch_server --model-path DIR --port N [--speculative-algorith
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -147,9 +148,19 @@ def parse(argv):
     parser.add_argument("--watchdog-timeout", type=float, default=300)
     parser.add_argument("--decode-log-interval", type=int, default=40)
     parser.add_argument("--log-requests", action="store_true")
+    parser.add_argument("--config")
     args, others = parser.parse_known_args(argv)
+    if args.config:
+        args.api_key = args.api_key or _settings(args.config).get("api-key")
     args.other_flags = others
     return args
+
+
+def _settings(path):
+    """A file of settings, as far as one `name: "value"` a line goes."""
+    with open(path, encoding="utf-8") as file:
+        pairs = [line.partition(":") for line in file if line.strip() and not line.startswith("#")]
+    return {name.strip(): json.loads(value) for name, _, value in pairs}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""The server that a probe is about: at an address, or on a host, through its connection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opsctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from opsctl.inventory import InventoryHost
+    from opsctl.remote.host import RemoteHost
+    from opsctl.sglang.http import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A server, and how to read a file beside it.
+
+    name: what its results are kept under. simulated: SGLANG_SIMULATE_ACC_LEN of its process, where that can be read.
+    host, remote: the host it was reached on; None with --url.
+    """
+
+    name: str
+    server: Server
+    read: Callable[[str], str | None]
+    simulated: str = ""
+    host: InventoryHost | None = None
+    remote: RemoteHost | None = None
+
+
+@contextmanager
+def reached_at(
+    url: str | None, inventory: str | None, pattern: str | None, port: int | None, key: str | None, at_once: int
+) -> Iterator[Reached]:
+    """The server at `url`, or on the host, reached through its connection."""
+    import httpx
+
+    from opsctl.secret import Secret
+    from opsctl.sglang import gather
+    from opsctl.sglang.http import Server
+
+    secret = Secret(key) if key else None
+    if url is not None:
+        if not re.match(r"https?://[^/\s]+", url):
+            raise UsageError(
+                f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000"
+            )
+        limits = httpx.Limits(max_connections=at_once + 1)
+        with httpx.Client(base_url=url, timeout=30, limits=limits, trust_env=False) as http:
+            yield Reached(url.split("://")[-1], Server(http, secret), read_here)
+        return
+    from opsctl.agent.protocol import Call
+    from opsctl.cli.hosts import the_host
+    from opsctl.errors import RemoteError
+    from opsctl.remote.host import connect
+
+    chosen = the_host(inventory, pattern)
+    with connect(chosen.connection()) as remote:
+        running = gather.choose(remote.call(Call("servers.find")).result, port, chosen.sglang.port)
+        if running is None and port is None:
+            raise UsageError("no SGLang server runs there", where=chosen.name, hint="`opsctl server start` starts one")
+
+        def read(path: str) -> str | None:
+            try:
+                return remote.call(Call("files.read", {"path": path})).body.decode("utf-8", "replace")
+            except RemoteError:
+                return None
+
+        with remote.http(port or gather.port_of(running or {})) as http:
+            simulated = ((running or {}).get("environment") or {}).get("SGLANG_SIMULATE_ACC_LEN", "")
+            yield Reached(chosen.name, Server(http, secret or chosen.sglang.api_key), read, simulated, chosen, remote)
+
+
+def read_here(path: str) -> str | None:
+    place = Path(path)
+    return place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
