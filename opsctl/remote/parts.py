@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from opsctl.agent.bulk import digest
 from opsctl.agent.protocol import Call
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.remote.agent_client import AgentClient, Pending
@@ -87,7 +86,7 @@ class _Sending:
                 with contextlib.suppress(queue.Empty):
                     piece = self.todo.get_nowait()
                     data = self._read(piece)
-                    args = {"path": piece.target, "offset": piece.start, "expected": digest(data).hex()}
+                    args = {"path": piece.target, "offset": piece.start}
                     flying.append((agent.send([Call("bulk.write", args, data)])[0], len(data)))
                     if len(flying) >= IN_FLIGHT:
                         self._landed(flying)

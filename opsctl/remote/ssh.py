@@ -101,7 +101,8 @@ class SshStream:
     def send(self, data: bytes, timeout: float) -> None:
         self._channel.settimeout(timeout)
         try:
-            self._channel.sendall(data)
+            # It slices off each packet; of bytes that would be a copy of all the rest.
+            self._channel.sendall(memoryview(data))  # type: ignore[arg-type]
         except (EOFError, paramiko.SSHException) as error:  # the packet's own failures come through as they are
             raise ConnectionError(words(error)) from error
 
