@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -92,6 +93,10 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
             begun.remember(files, [host.connection() for host in planned.first], options.at_once)
             with views(showing, check=options.check) as emit:
                 return execute(planned, options, emit, stop, ask, connections)
+        except KeyboardInterrupt:
+            if stop.is_set():
+                _tell_left()
+            raise
         finally:
             connections.close()
 
@@ -100,7 +105,19 @@ def ask(question: str) -> bool:
     """Ask a person on the terminal. Raises UsageError if there is none."""
     if not sys.stdin.isatty():
         raise UsageError(f"there is nobody to ask: {question}", hint="add --yes to answer yes")
-    return typer.confirm(question, err=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing is in progress yet
+    try:
+        return typer.confirm(question, err=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _tell_left() -> None:
+    """Say what it means to have stopped at once: nobody has looked at how the hosts stand."""
+    typer.echo(
+        "stopped at once, without waiting for the hosts. A change under way there is cut off or, where it is", err=True
+    )
+    typer.echo("supervised, taken back by the host itself; `opsctl history --host HOST` says how it stands", err=True)
 
 
 @contextmanager
@@ -111,7 +128,8 @@ def stoppable() -> Iterator[threading.Event]:
     def first(number: int, frame: Any) -> None:
         stop.set()
         signal.signal(number, signal.default_int_handler)
-        typer.echo("stopping after what is in progress; once more to stop at once", err=True)
+        # Not through sys.stderr, which may be in the middle of writing.
+        os.write(2, b"stopping after what is in progress; once more to stop at once\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -15,7 +15,7 @@ from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Task
 from opsctl.engine.unknown import Undecided, Unknown
-from opsctl.errors import OpsctlError
+from opsctl.errors import OpsctlError, Unreachable
 from opsctl.modules.contract import Module
 from opsctl.remote.agent_client import Pending
 
@@ -84,7 +84,10 @@ class Ahead:
             # A call of one agent cannot wait for a call of another: those of other users look once it is their turn.
             if after and become is not None and self._session.user(become) is not self._session.remote():
                 continue
-            sent = iter(self._session.user(become).send(calls, after=after) if calls else ())
+            try:
+                sent = iter(self._session.user(become).send(calls, after=after) if calls else ())
+            except Unreachable:
+                continue  # noticed by those who need an answer
             for task, prepared in tasks:
                 pending = tuple(tuple(next(sent) for _ in item.calls) for item in prepared.items)
                 self._seen[task.number] = Seen(prepared, pending)

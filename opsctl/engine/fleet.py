@@ -91,7 +91,8 @@ class Fleet:
         waiting = list(batch)
         running: dict[Future[None], str] = {}
         failed = 0
-        with ThreadPoolExecutor(min(self.at_once, len(batch)), thread_name_prefix="host") as pool:
+        pool = ThreadPoolExecutor(min(self.at_once, len(batch)), thread_name_prefix="host")
+        try:
             while waiting or running:
                 while waiting and len(running) < self.at_once and failed <= budget and not self.info.cancelled():
                     name = waiting.pop(0).name
@@ -102,6 +103,8 @@ class Fleet:
                     name = running.pop(done)
                     done.result()
                     failed += name in self.ended and self.ended[name].status != "skipped"
+        finally:
+            pool.shutdown(wait=False)  # none is left, unless the user wants to stop at once
         self._leave_out(waiting, failed)
         return failed
 
@@ -130,13 +133,13 @@ class Fleet:
         self._surely(session, confirm)
         session.supervised = False
 
-    def _surely(self, session: Session, work: Callable[[], R]) -> R:
+    def _surely(self, session: Session, work: Callable[[], R], **patience: int) -> R:
         """Work that can be repeated, done again over a new connection where the first one is lost."""
         while True:
             try:
                 return work()
             except Unreachable:
-                session.regain(partial(self._note, session, "warning"))
+                session.regain(partial(self._note, session, "warning"), **patience)
 
     def _note(self, session: Session, level: Level, message: str, hint: str | None = None) -> None:
         self.emit(Note(at=self.clock(), host=session.name, level=level, message=message, hint=hint))
@@ -181,7 +184,9 @@ class Fleet:
         message, hint = (str(error), error.hint) if error else ("", None)
         if session.began and ended.status != "unreachable":
             try:
-                session.finish("done" if ended.status == "ok" else ended.status, error.message if error else None)
+                outcome = "done" if ended.status == "ok" else ended.status
+                why = error.message if error else None
+                self._surely(session, lambda: session.finish(outcome, why), attempts=2)
             except OpsctlError as second:
                 self._note(session, "warning", f"the journal could not be closed: {second.message}")
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
@@ -190,7 +195,8 @@ class Fleet:
             if session.supervised:
                 hint = ("the host takes everything back by itself when the time to confirm it is over; before that: "
                         f"{again}, or at once: opsctl rollback {run}")  # fmt: skip
-            hint = hint or f"what was done is kept: {again}, or opsctl rollback {run}"
+            elif hint is None or isinstance(error, Unreachable):
+                hint = f"what was done is kept: {again}, or opsctl rollback {run}"
         self.emit(HostEnded(at=self.clock(), host=session.name, status=ended.status, counts=dict(session.counts),
                             message=message, hint=hint))  # fmt: skip
 

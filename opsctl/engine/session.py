@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -138,10 +139,11 @@ class Session:
                 if error.kind != "invalid":  # it was rolled back before the connection was lost
                     raise
 
-    def regain(self, tell: Callable[[str], None]) -> None:
+    def regain(self, tell: Callable[[str], None], attempts: int = len(REGAIN_AFTER)) -> None:
         """Connect again, patiently. Raises Unreachable, Locked, Interrupted."""
+        pause(0, self.info.cancelled, self.name)
         tell("the connection was lost; connecting again")
-        for seconds in REGAIN_AFTER:
+        for seconds in REGAIN_AFTER[:attempts]:
             pause(seconds, self.info.cancelled, self.name)
             try:
                 self.reconnect()
@@ -198,9 +200,10 @@ class Session:
         if confirm_within is None:
             call = journal.apply(self.info.run, self.seq, task, change)
             return remote.send([call], after=first, on_progress=on_progress)[0]
-        self.supervised = True
         call = journal.supervise(self.info.run, self.seq, task, change, confirm_within)
-        return remote.send([call], after=first, on_progress=on_progress)[0]
+        sent = remote.send([call], after=first, on_progress=on_progress)[0]
+        self.supervised = True
+        return sent
 
     def _begin(self, become: bool | str | None) -> list[Pending]:
         """Begin the run in the journal of this user, if that was not done yet."""
@@ -217,9 +220,10 @@ class Session:
         return [u for u, begun in reversed(self.began.items()) if not isinstance(begun.outcome, OpsctlError)]
 
     def save(self, data: Mapping[str, Any]) -> None:
-        """Write a checkpoint, without waiting for it."""
+        """Write a checkpoint, without waiting for it. A lost connection is for those to notice who need an answer."""
         if self.began:
-            self.remote().send([journal.checkpoint(self.info.run, data)])
+            with contextlib.suppress(Unreachable):
+                self.remote().send([journal.checkpoint(self.info.run, data)])
 
     def finish(self, outcome: str, why: str | None) -> None:
         """Note in the journals how the run ended. Raises RemoteError, Unreachable."""

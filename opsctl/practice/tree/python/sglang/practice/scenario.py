@@ -25,6 +25,7 @@ SCENARIOS = {
     "oom-while-loading": Scenario(ends_in="oom"),
     "hangs-while-loading": Scenario(ends_in="hang"),
     "dies-after-ready": Scenario(dies_after=1),
+    "quick": Scenario(start_seconds=0.1),
     "slow": Scenario(start_seconds=6.0, step_seconds=0.05),
 }
 
