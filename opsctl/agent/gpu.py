@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import detached, gpuhost, gpupci, gpuproc
+from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc
 from opsctl.agent.protocol import Context
 
 SMI = "nvidia-smi"
@@ -91,7 +91,8 @@ def gather(
     if server:
         found["limits"] = gpuhost.limits(root, server)
     found["server_uid"] = _server_uid(found.get("unit"), user_unit)
-    found["processes"] = _processes(entries, smi, _servers(found, servers or []), server, root)
+    found["servers"] = (servers or []) + (_started_here() if root == "/" else [])
+    found["processes"] = _processes(entries, smi, _servers(found, found["servers"]), server, root)
     found["seconds"] = time.monotonic() - began
     return found
 
@@ -166,6 +167,25 @@ def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:
             kept = [line for line in lines if worth.search(line)]
             return {"source": argv[0], "lines": len(lines), "text": "\n".join(kept)}
     return {"unreadable": "no permission to read the kernel log" if refused else "no kernel log can be read"}
+
+
+def _started_here() -> List[Json]:
+    """Our records of what we started in sessions of their own; adopted processes may share theirs with a shell."""
+    folder = durable.folder("processes")
+    names = [name for name in os.listdir(folder) if name.endswith(".json")]
+    records = [durable.read_json(os.path.join(folder, name)) or {} for name in sorted(names)]
+    return [
+        {
+            "name": record["name"],
+            "main_pid": record["pid"],
+            "sid": record["sid"],
+            "uid": record["uid"],
+            "ticks": record["start"],
+            "boot_id": record["boot"],
+        }
+        for record in records
+        if record.get("sid") and "group" not in record
+    ]
 
 
 def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Optional[int], root: str) -> List[Json]:

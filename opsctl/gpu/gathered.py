@@ -175,7 +175,7 @@ def _table(found: Json, host: Host, reading: Reading | None) -> ProcessTable | N
         processes=tuple(ProcessEntry(**entry) for entry in said),
         boot_id=(found.get("host") or {}).get("boot_id", ""),
         gpu_pids=_summed(listed),
-        records=_records(host, found.get("container")),
+        records=_records(host, found.get("container"), found.get("servers") or ()),
     )
 
 
@@ -188,9 +188,9 @@ def _summed(listed: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, fl
     return tuple(total.items())
 
 
-def _records(host: Host, container: str | None) -> tuple[ServerRecord, ...]:
-    """What proves that a process is part of our server: its unit's cgroup, its container."""
-    found = []
+def _records(host: Host, container: str | None, started: Sequence[Json]) -> tuple[ServerRecord, ...]:
+    """What proves that a process is part of our server: its unit's cgroup, its container, our record of its start."""
+    found = [ServerRecord(**record) for record in started]
     unit, words = host.unit, (container or "").split()
     if unit is not None and unit.control_group:
         found.append(ServerRecord(unit.name, cgroup=unit.control_group, main_pid=unit.main_pid or None))
