@@ -49,6 +49,12 @@ _WORDS = (
 )
 _KEY = rb"(?P<key>(?<![\w-])[\w.-]{0,64}?(?:" + _WORDS + rb")[\w-]{0,32})"
 
+# Of these, each name in _KEY holds one.
+_KEY_HINTS = (
+    *(b"token", b"secret", b"pass", b"pwd", b"pw", b"key", b"cred", b"webhook", b"cookie", b"session", b"auth"),
+    b"pat",
+)
+
 # Prefixes that vendors put before tokens of letters and digits.
 _VENDORS = (
     *(b"gsk_", b"r8_", b"fw_", b"ntn_", b"sbp_", b"pscale_tkn_", b"pscale_pw_", b"lin_api_", b"glsa_", b"glc_"),
@@ -199,21 +205,20 @@ RULES: Tuple[Rule, ...] = (
     _rule(
         "value",
         rb"(?is)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,4}(?::=|=>|=(?!=)|:)\s{0,4}b?" + _QUOTED,
-        b"=",
-        b":",
+        *_KEY_HINTS,
         keyed=True,
     ),
     _rule(
         "value",
         rb"(?i)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,2}(?::=|=>|=(?!=))\s{0,2}(?P<value>" + _BARE + rb")",
-        b"=",
+        *_KEY_HINTS,
         keyed=True,
     ),
     _rule(
         "value",
         rb"(?i)(?P<key>(?<![\w-])[\w-]{0,40}?(?:secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credential"
         rb"|token)[\w-]{0,12})[\"']?:[ \t]{0,4}(?P<value>" + _BARE + rb")",
-        b":",
+        *_KEY_HINTS,
         keyed=True,
     ),
     _rule("value", rb"(?<![\w-])[A-Z][A-Z0-9_]*_KEY=[\"']?(?P<value>[^\s'\"\x00/][^\s'\"\x00]{7,})", b"_key="),
@@ -222,8 +227,7 @@ RULES: Tuple[Rule, ...] = (
     _rule(
         "value",
         rb"(?i)" + _KEY + rb"\s{0,2}[=:]\s{0,2}\\*[\"'](?P<value>[^\s\"'\\]{4,})(?:$|\\*[\"'])",
-        b"=",
-        b":",
+        *_KEY_HINTS,
         keyed=True,
     ),
     _rule(
