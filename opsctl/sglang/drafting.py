@@ -110,7 +110,10 @@ class _Meeting:
     def _process(self, answer: Reply | Exception | None) -> Mapping[str, Any] | None:
         if not isinstance(answer, Reply):
             return None
-        return choose(answer.result, None, self.settings.get("port"))
+        port = self.settings.get("port")
+        if port and len(answer.result) > 1:
+            return choose(answer.result, port)  # of several, the host's own; before its first start there is none
+        return choose(answer.result, None, port)
 
     def _target(self, answer: Reply | Exception | None, model: str | None) -> Settings | None:
         if not model:
