@@ -21,6 +21,21 @@ class Early:
 
     words: Sequence[str] = ()
     connections: Connections = field(default_factory=Connections)
+    _looked: bool = False
+
+    def connect(self) -> None:
+        """Begin to connect to the hosts that the words began with before, if nothing has changed since."""
+        if self._looked or not self.words:
+            return
+        self._looked = True
+        first = known.first(self.words)
+        if first is None or not first.hosts:
+            return
+        self.connections.at_once = first.at_once
+        self.connections.begin(first.hosts)
+        if any(spec.connection == "ssh" for spec in first.hosts):
+            # Loaded before anything else: the connection waits for it, and imports side by side slow each other down.
+            import opsctl.remote.ssh  # noqa: F401
 
     def remember(self, files: Iterable[str | Path], hosts: Iterable[ConnectionSpec], at_once: int) -> None:
         """Note what a command line that has turned out right begins with."""
@@ -32,17 +47,11 @@ _early = Early()
 
 
 def begin(words: Sequence[str]) -> None:
-    """Begin to connect to the hosts that `words` began with before, if nothing has changed since."""
+    """Begin what `words` are known to begin with. Verbs have more to check than a playbook, and connect only then."""
     global _early
     _early = Early(words)
-    first = known.first(words)
-    if first is None or not first.hosts:
-        return
-    _early.connections.at_once = first.at_once
-    _early.connections.begin(first.hosts)
-    if any(spec.connection == "ssh" for spec in first.hosts):
-        # Loaded before anything else: the connection waits for it, and imports side by side slow each other down.
-        import opsctl.remote.ssh  # noqa: F401
+    if words[:1] == ["run"]:
+        _early.connect()
 
 
 def take() -> Early:

@@ -82,6 +82,7 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
         connections = begun.connections
         connections.cancelled, connections.at_once = stop.is_set, options.at_once
         try:
+            begun.connect()
             from opsctl.engine.run import execute, plan
             from opsctl.inventory import load
 

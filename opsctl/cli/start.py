@@ -11,7 +11,7 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Carry out the command line of this process."""
     words = sys.argv[1:]
-    if words[:1] == ["run"]:
+    if words[:1] in (["run"], ["deploy"]):  # those that play a playbook most of the time
         from opsctl.cli import early
 
         early.begin(words)
