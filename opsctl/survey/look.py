@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import UsageError
 from opsctl.gpu import gathered, wanted
 from opsctl.gpu.profile import record
 from opsctl.sglang import launch
-from opsctl.sglang.gather import Ask, choose
+from opsctl.sglang.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 
 # Services that processes live in without being what the service is for: a login, a job.
@@ -34,7 +35,11 @@ def look(ask: Ask, port: int | None = None) -> Found:
     if isinstance(facts, Exception):
         raise facts
     notes = [f"{what}: {reply}" for what, reply in _named(servers, lying, gpus) if isinstance(reply, Exception)]
-    process = choose(_result(servers, []), port)
+    running = _result(servers, [])
+    if port is None and len(running) > 1:
+        ports = ", ".join(str(port_of(server)) for server in running)
+        raise UsageError(f"{len(running)} servers run there", hint=f"name one by --server-port: {ports}")
+    process = choose(running, port)
     found = replace(_lying(_result(lying, {}), facts.result), port=port)
     if process is not None:
         found = _running(found, process)

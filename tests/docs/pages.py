@@ -46,11 +46,12 @@ def blocks(page: Path) -> Iterator[Block]:
 def commands(page: Path) -> Iterator[Line]:
     """Every `opsctl ...` of the page's shell blocks, in order."""
     for block in blocks(page):
-        if block.kind in ("", "sh"):
+        prompt = {"": "", "sh": "", "console": "$ "}.get(block.kind)
+        if prompt is not None:
             file, _, first = block.place.rpartition(":")
             for n, text in enumerate(block.text.splitlines(), int(first)):
-                if text.startswith("opsctl "):
-                    yield line(f"{file}:{n}", text)
+                if text.startswith(f"{prompt}opsctl "):
+                    yield line(f"{file}:{n}", text.removeprefix(prompt))
 
 
 def inline(page: Path) -> Iterator[Line]:

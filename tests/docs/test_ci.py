@@ -113,6 +113,9 @@ def test_the_action_passes_failures_on(job: Job) -> None:
     assert (done.returncode, outputs["exit-code"]) == (Exit.FAILED, "4")
     assert "::error file=playbooks/tune.yaml,line=3" in done.stdout
     assert "box" in summary
+    (job.folder / "playbooks/tune.yaml").write_text("- hosts: all\n  vars: {unused: 1}\n  tasks: [{debug: x}]\n")
+    done, outputs, _ = action(job, "lint playbooks/tune.yaml")
+    assert (done.returncode, outputs["changes"]) == (Exit.CHANGES, "false")
 
 
 def test_the_gitlab_pipeline(job: Job) -> None:

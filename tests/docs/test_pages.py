@@ -23,6 +23,7 @@ from opsctl.cli.examples import EXAMPLES
 from opsctl.cli.main import build
 from opsctl.engine import schema
 from opsctl.engine.loader import load_playbook
+from opsctl.gpu import wanted
 from opsctl.inventory import load
 from opsctl.yaml_source import read_yaml
 from tests.docs import pages
@@ -114,6 +115,7 @@ def test_yaml_blocks(block: pages.Block, tmp_path: Path) -> None:
     elif isinstance(value, dict) and {"hosts", "defaults", "groups"} & set(value):
         for host in load(path).hosts.values():
             host.connection()
+            wanted.of(host.variables.get("health"), None, host.name)
         jsonschema.validate(plain(path), schema.inventory())
     elif isinstance(value, dict) and {"file", "functions"} & set(value):
         whole = block.text if "file" in value else f"reason: shown\nfile: srt/x.py\n{block.text}"
