@@ -62,6 +62,8 @@ def _target_methods(e: Evidence) -> Condition:
     )
     if text:
         return Condition(True, text.text, (text.place,) if text.place else (), "opsctl patch sglang")
+    if e.alive and e.flags.algorithm:
+        return Condition(False, f"the server started with --speculative-algorithm {e.flags.algorithm}")
     return _from_source(e.source.target_methods, "opsctl patch sglang", "the target's class has what EAGLE-3 calls")
 
 

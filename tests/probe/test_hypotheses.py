@@ -191,3 +191,13 @@ def test_the_remedy_is_a_command_where_there_is_one() -> None:
     found = walked(stopped)
     assert found.cause
     assert (found.cause.id, found.cause.remedy) == ("d2t-crash", kind.remedy)
+
+
+def test_a_server_that_started_has_the_methods() -> None:
+    lacking = replace(SOUND_SOURCE, target_methods=SourceFact(False, "kimi_k25.py:700"))
+    unmeasured = replace(GOOD, measured=None, verifies=None, source=lacking)
+    assert walked(unmeasured).cause is None
+    gone = replace(unmeasured, alive=False)
+    cause = walked(gone).cause
+    assert cause
+    assert cause.id == "target-methods-missing"
