@@ -20,10 +20,10 @@ _SERVES = re.compile(r"^\s*ExecStart\s*=.*sglang(\.launch_server|\.srt\.server|\
 
 
 def look(call: Context, roots: Optional[List[str]] = None, units: Optional[List[str]] = None) -> Dict[str, Any]:
-    """{"home": folder, "checkouts": [folder], "environments": [folder], "models": [{path, architecture}], "units": [{name, user}]}.
+    """{"home", "checkouts": [folder], "environments": [folder], "models": [{path, architecture}], "units": [...]}
 
-    environments: those that have SGLang, installed or by reference. models: without draft models. roots, units: folders
-    to look below and for unit files, instead of the usual ones.
+    home: whoever we are here. environments: those that have SGLang, installed or by reference. models: without draft
+    models. units: {name, user}. roots, units: folders to look below and for unit files, instead of the usual ones.
     """
     places = _places(roots or USUAL)
     below = list(_folders(places))

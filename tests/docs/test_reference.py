@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -11,10 +12,12 @@ from opsctl.cli import reference
 from opsctl.cli.doc import page
 from opsctl.cli.main import COMMANDS
 from opsctl.cli.manual import manual
+from opsctl.drafter.checks import CHECKS
 from opsctl.engine import events
 from opsctl.errors import Exit
 from opsctl.gpu.checks.registry import checks
 from opsctl.sglang.patches import ALL
+from tests.docs.pages import ROOT
 
 
 def text(topic: str) -> str:
@@ -62,3 +65,9 @@ def test_the_terminal_shows_it(topic: str) -> None:
     done = subprocess.run([sys.executable, "-m", "opsctl", "doc", topic], capture_output=True, text=True, check=True)
     assert len(done.stdout) > 200
     assert done.stdout.isprintable() or not any(c in done.stdout for c in "\x1b\0")
+
+
+def test_the_table_of_drafter_checks_has_every_row() -> None:
+    table = (ROOT / "docs/reference/drafter-checks.md").read_text()
+    told = {int(n) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.M) for n in cell.split(",")}
+    assert told == {row for check in CHECKS for row in check.rows if row}
