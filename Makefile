@@ -27,7 +27,7 @@ test: $(READY) sshd
 	$(BIN)/pytest -n auto -m "not sglang" $(PYTEST_ARGS)
 
 test-sglang: $(READY) sshd
-	$(BIN)/pytest -m sglang tests/real $(PYTEST_ARGS)
+	$(BIN)/pytest -m sglang tests/real --durations=0 --durations-min=1 $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
