@@ -76,11 +76,19 @@ class Doing:
     def _through(self, item: Item, seen: Sequence[Pending] | None) -> Result:
         """One attempt, begun anew after a lost connection where a supervised change waits for us and we only looked."""
         result = self._once(item, seen)
-        while result.status == "unreachable" and self.session.supervised and not self._changing:
-            try:
-                self._regain()
-            except Unreachable as error:
-                return Result("unreachable", error.message, error=error)
+        there = False
+        while result.status == "unreachable" and not self._changing:
+            if self.session.answers():
+                if there:
+                    return self._failed(TaskUnmet(result.summary, where=self.session.name))
+                there = True
+            elif self.session.supervised:
+                try:
+                    self._regain()
+                except Unreachable as error:
+                    return Result("unreachable", error.message, error=error)
+            else:
+                break
             result = self._once(item, None)
         return result
 

@@ -10,7 +10,6 @@ from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change
 from opsctl.remote import journal as wire
 
-
 NOT_CONFIRMED = "not confirmed"  # why a supervisor took a run back when its time was over
 
 

@@ -139,6 +139,16 @@ class Session:
                 if error.kind != "invalid":  # it was rolled back before the connection was lost
                     raise
 
+    def answers(self) -> bool:
+        """Whether the host is there: what seemed lost may have been a server on it."""
+        try:
+            self.wait(self.remote().send([Call("lock.show")])[0], 10)
+        except Unreachable:
+            return False
+        except RemoteError as error:
+            return error.kind != "timeout"
+        return True
+
     def regain(self, tell: Callable[[str], None], attempts: int = len(REGAIN_AFTER)) -> None:
         """Connect again, patiently. Raises Unreachable, Locked, Interrupted."""
         pause(0, self.info.cancelled, self.name)

@@ -31,6 +31,8 @@ PLAY = """
     drafter: {type: folder}
     gate: {type: float, default: 1}
     confirm_within: {type: duration, default: 60s}
+    stall: {type: duration, default: 30s}
+    adopt: {type: bool, default: false}
   tasks:
     - name: A file beside it
       copy: {dest: "{{ sglang.weights_root }}/note", content: "{{ drafter | basename }}\\n"}
@@ -38,7 +40,13 @@ PLAY = """
       drafter_stage: {path: "{{ drafter }}", name: eagle3}
       register: staged
     - name: Serve
-      sglang_server: {state: started, drafter: "{{ staged.release }}", ready_timeout: 60s, stop_wait: 10}
+      sglang_server:
+        state: started
+        drafter: "{{ staged.release }}"
+        ready_timeout: 60s
+        stop_wait: 10
+        stall: "{{ stall }}"
+        adopt: "{{ adopt }}"
       supervise: {confirm_within: "{{ confirm_within }}"}
     - name: Does it answer?
       http: {url: "http://127.0.0.1:{{ sglang.port }}/get_server_info"}
