@@ -26,6 +26,7 @@ from opsctl.agent.protocol import AgentError, Context
 Record = Dict[str, Any]
 TERM_REST = 10.0  # seconds for what the main process leaves behind, after a SIGTERM of its own
 GONE = 100.0  # seconds for killed processes to disappear: the GPU driver may hold them for long
+RELEASE = 20.0  # seconds for the port of a process that has ended to be free
 TICK = 0.1
 WANTED = ("name", "argv", "cwd", "env", "log", "port")  # what a start is asked for; the rest of a record is found
 # The shell waits until the record is durable, and becomes the program with the same pid and start time.
@@ -180,7 +181,7 @@ def is_alive(name: str) -> bool:
 
 def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
     port = wanted["port"]
-    taken = pids.listener(port) if port else None
+    taken = _holder(port) if port else None
     if taken:
         who = "pid %s (%s)" % (taken["pid"], taken["command"][:80]) if taken["pid"] else "another user's process"
         raise AgentError("conflict", "port %d is taken by %s" % (port, who), port=port, pid=taken["pid"])
@@ -226,6 +227,16 @@ def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
     record["exe"] = pids.executable(child.pid)
     durable.write(_path(wanted["name"]), json.dumps(record).encode())
     return {key: value for key, value in record.items() if key != "env"}
+
+
+def _holder(port: int) -> Optional[Dict[str, Any]]:
+    """Who listens on a port. A process whose threads are still ending holds it for a moment, seen by nobody."""
+    deadline = time.monotonic() + RELEASE
+    while True:
+        taken = pids.listener(port)
+        if taken is None or taken["pid"] is not None or time.monotonic() >= deadline:
+            return taken
+        time.sleep(TICK)
 
 
 def _became(child: "subprocess.Popen[bytes]", wanted: Record) -> None:
