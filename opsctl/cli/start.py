@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import NoReturn
@@ -16,11 +15,16 @@ def main() -> NoReturn:
 
         early.begin(words)
     from opsctl.cli.main import run
+    from opsctl.errors import Exit
 
     code = run(words)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody is left to read it
+        try:
             stream.flush()
+        except BrokenPipeError:
+            pass  # the reader has gone; nothing is left to tell it
+        except (OSError, ValueError):
+            code = code or int(Exit.FAILED)  # what was said did not arrive
     # Not sys.exit: taking the interpreter down object by object costs a twentieth of a second, and waits for threads
     # that may still be connecting to a host that does not answer.
     os._exit(code)
