@@ -43,7 +43,7 @@ def chosen(inventory: str | None, pattern: str | None, default: str = "all") -> 
     """The hosts that the options name. Raises UsageError."""
     from opsctl.inventory import load
 
-    return load(inventory).select(pattern or default)
+    return load(inventory).select(default if pattern is None else pattern)
 
 
 def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -104,10 +105,29 @@ def run(args: list[str]) -> int:
         # The reader of our output has gone (`opsctl ... | head`); nothing is left to tell it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
-    except Exception:  # noqa: BLE001  the last net: a bug, shown whole but with secrets masked
-        _say(mask(traceback.format_exc()))
+    except Exception as error:  # noqa: BLE001  the last net: a bug, shown whole but with secrets masked
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return _refused(f"cannot write: {error.strerror}", Exit.FAILED)
+        if isinstance(error, FileNotFoundError) and _homeless():
+            return _refused("the folder this was started in does not exist any more", Exit.USAGE)
+        _say(printable(mask(traceback.format_exc())))
         _say("this is a bug in opsctl: please report it with the lines above")
         return Exit.BUG
+
+
+def _refused(message: str, code: Exit) -> Exit:
+    """Say why it ended. Nothing of our output that is still to be written may fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _say(f"error: {message}")
+    return code
+
+
+def _homeless() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def tell(error: OpsctlError) -> None:

@@ -92,8 +92,14 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
             planned = plan(options, inventory)
             files = [*planned.files, *([inventory.file] if inventory.file else [])]
             begun.remember(files, [host.connection() for host in planned.first], options.at_once)
-            with views(showing, check=options.check) as emit:
-                return execute(planned, options, emit, stop, ask, connections)
+            code = Exit.DONE
+            try:
+                with views(showing, check=options.check) as emit:
+                    code = execute(planned, options, emit, stop, ask, connections)
+            except OSError:
+                if code is Exit.DONE:  # else how the run ended matters more than that some of it was not shown
+                    raise
+            return code
         except KeyboardInterrupt:
             if stop.is_set():
                 _tell_left()
@@ -152,6 +158,7 @@ def views(showing: Showing, *, check: bool) -> Iterator[Callable[[Event], None]]
 
     diff = check if showing.diff is None else showing.diff
     guard = threading.Lock()
+    lost: list[OSError] = []  # what could not be shown
     with ExitStack() as stack:
         recorder = Recorder()
         stack.callback(recorder.close)
@@ -160,9 +167,16 @@ def views(showing: Showing, *, check: bool) -> Iterator[Callable[[Event], None]]
         def emit(event: Event) -> None:
             with guard:
                 for view in seen:
-                    view(event)
+                    try:
+                        view(event)
+                    except BrokenPipeError:  # `| head`: no reason to stop a change
+                        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                    except OSError as error:  # nor is a full disk
+                        lost.append(error)
 
         yield emit
+        if lost:
+            raise lost[0]
 
 
 def _main_view(showing: Showing, diff: bool, stack: ExitStack) -> Callable[[Event], None]:

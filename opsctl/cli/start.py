@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -10,6 +11,7 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Carry out the command line of this process."""
     words = sys.argv[1:]
+    _fit_for_output()
     if words[:1] in (["run"], ["deploy"]):  # those that play a playbook most of the time
         from opsctl.cli import early
 
@@ -28,3 +30,13 @@ def main() -> NoReturn:
     # Not sys.exit: taking the interpreter down object by object costs a twentieth of a second, and waits for threads
     # that may still be connecting to a host that does not answer.
     os._exit(code)
+
+
+def _fit_for_output() -> None:
+    """Have somewhere to write to, and nothing that cannot be written there."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  for as long as we run
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import secrets
 import socket
 import threading
@@ -83,7 +84,9 @@ Ask = Callable[[str], bool]
 def plan(options: Options, inventory: Inventory) -> Plan:
     """Read and check everything. No host is touched. Raises UsageError with a place."""
     playbook = load_playbook(find.playbook(options.playbook))
-    limit = {h.name for h in inventory.select(options.limit)} if options.limit else None
+    if options.resume is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", options.resume):
+        raise UsageError(f"{options.resume!r} cannot be the name of a run", hint="opsctl history lists them")
+    limit = None if options.limit is None else {h.name for h in inventory.select(options.limit)}
     select.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
     start = select.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
     run = options.resume or run_name()
