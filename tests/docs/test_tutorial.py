@@ -39,5 +39,5 @@ def test_the_tutorial(fresh: PracticeHost) -> None:
     # What the text promises.
     assert "set_eagle3_layers_to_capture" in told["drafter check drafters/first --host practice"]
     assert "accept_length is 1, and has to be at least" in told["deploy drafter drafters/silent --name eagle3"]
-    assert "rolled back" in told["history --host practice"]
+    assert "rolled-back" in told["history --host practice"]
     assert "<svg" in (fresh.root / "report.html").read_text()
