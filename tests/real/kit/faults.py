@@ -49,12 +49,21 @@ def dead_head(c: Checkpoint) -> Checkpoint:
     return replace(c, tensors=c.tensors | {"lm_head.weight": (dtype, shape, bytes(len(data)))})
 
 
+def scrambled(c: Checkpoint) -> Checkpoint:
+    """`lm_head.weight` with its rows in reverse: everything fits that can be read, and every draft is wrong."""
+    dtype, shape, data = c.tensors["lm_head.weight"]
+    width = len(data) // shape[0]
+    rows = [data[n : n + width] for n in range(0, len(data), width)]
+    return replace(c, tensors=c.tensors | {"lm_head.weight": (dtype, shape, b"".join(reversed(rows)))})
+
+
 FAULTS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "layers0": layers0,
     "no-lm-head": no_lm_head,
     "no-aux": no_aux,
     "absolute-d2t": absolute_d2t,
     "dead-head": dead_head,
+    "scrambled": scrambled,
 }
 
 
