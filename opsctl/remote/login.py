@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from cryptography.exceptions import UnsupportedAlgorithm
+
 from opsctl.errors import AuthFailed
 from opsctl.remote import hostkeys
 from opsctl.remote.lean_paramiko import paramiko, words
@@ -84,6 +86,9 @@ def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterato
     except (paramiko.PasswordRequiredException, TypeError):  # which of the two depends on the file's format
         if named:
             tried.append(f"key {file} (encrypted: add it to the SSH agent with ssh-add)")
+        return
+    except (paramiko.pkey.UnknownKeyType, UnsupportedAlgorithm):  # DSA, and keys that lie on hardware
+        tried.append(f"key {file} (of a kind that is used only through the SSH agent: ssh-add)")
         return
     except (paramiko.SSHException, OSError, ValueError) as error:
         tried.append(f"key {file} (unusable: {words(error)})")

@@ -24,6 +24,7 @@ Socket = socket.socket | paramiko.Channel
 
 KEEPALIVE = 15  # seconds
 _CHUNK = 1 << 18
+_LOOK = 0.25  # seconds between looks at standard error while nothing comes on standard output
 
 # Ciphers that modern processors do in hardware first; the rest in paramiko's own order.
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
@@ -107,11 +108,17 @@ class SshStream:
             raise ConnectionError(words(error)) from error
 
     def receive(self, timeout: float) -> bytes:
-        self._channel.settimeout(timeout)
-        try:
-            return self._channel.recv(_CHUNK)
-        finally:
-            self.stderr()  # it shares the window with standard output: never let it fill up
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            self._channel.settimeout(max(0.0, min(left, _LOOK)))
+            try:
+                return self._channel.recv(_CHUNK)
+            except TimeoutError:
+                if left <= _LOOK:
+                    raise
+            finally:
+                self.stderr()  # it shares the window with standard output: never let it fill up
 
     def can_send(self) -> bool:
         return self._channel.send_ready()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -13,11 +15,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import dsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from opsctl.agent.protocol import Call
 from opsctl.errors import AuthFailed, HostKeyError, Unreachable
 from opsctl.remote import hostkeys, ssh_config
-from opsctl.remote.host import connect
+from opsctl.remote.host import RemoteHost, connect
 from opsctl.remote.spec import ConnectionSpec, Timeouts
 from opsctl.remote.trust import fetch
 from tests.conftest import MakeHost
@@ -65,8 +69,9 @@ def test_pin_decides_alone(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> N
     nothing = (str(tmp_path / "none"),)
     assert works(make_host(known_hosts=nothing, host_key=sshd.host_key.fingerprint))
     assert works(make_host(known_hosts=nothing, host_key=str(sshd.host_key)))
-    with pytest.raises(HostKeyError, match="the pin in the inventory"):
-        make_host(host_key="SHA256:" + "A" * 43)
+    for wrong in ("SHA256:" + "A" * 43, "SHA256:é"):
+        with pytest.raises(HostKeyError, match="the pin in the inventory"):
+            make_host(host_key=wrong)
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
@@ -88,6 +93,32 @@ def test_login_that_is_refused_says_what_was_tried(make_host: MakeHost, tmp_path
     assert "encrypted: add it to the SSH agent" in message
     assert "/no/such/key (no such file)" in message
     assert "accepts publickey" in message
+
+
+def test_a_key_on_hardware_or_of_an_old_kind_is_passed_over(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    public = ssh_string(b"sk-ssh-ed25519@openssh.com") + ssh_string(b"k" * 32) + ssh_string(b"ssh:")
+    private = struct.pack(">II", 7, 7) + public + b"\1" + ssh_string(b"handle") + ssh_string(b"") + ssh_string(b"")
+    private += bytes(range(1, 1 + -len(private) % 8))
+    frame = b"openssh-key-v1\0" + ssh_string(b"none") * 2 + ssh_string(b"") + struct.pack(">I", 1)
+    armour = base64.encodebytes(frame + ssh_string(public) + ssh_string(private)).decode()
+    text = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{armour}-----END OPENSSH PRIVATE KEY-----\n"
+    (tmp_path / "sk").write_text(text, encoding="ascii")
+    old = dsa.generate_private_key(2048)
+    pem = old.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    (tmp_path / "dsa").write_bytes(pem)
+    odd = (str(tmp_path / "sk"), str(tmp_path / "dsa"))
+    assert works(make_host(keys=(*odd, str(sshd.key_file))))
+    with pytest.raises(AuthFailed, match=r"sk .*only through the SSH agent.*dsa .*only through the SSH agent"):
+        make_host(keys=odd)
+
+
+def ssh_string(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value
+
+
+def test_much_on_standard_error_alone_does_not_hold_a_command_up(host: RemoteHost) -> None:
+    ran = host.raw("head -c 6000000 /dev/zero >&2; echo done", timeout=30)  # three times the channel's window
+    assert (ran.status, ran.stdout) == (0, b"done\n")
 
 
 def test_each_way_not_to_get_there_has_its_own_words(make_host: MakeHost, sshd: Sshd) -> None:
