@@ -180,7 +180,7 @@ def _watch(
                 selector.register(pipe, selectors.EVENT_WRITE if name == "in" else selectors.EVENT_READ, name)
         while True:
             reading = any(key.data != "in" for key in selector.get_map().values())
-            for key, _ in selector.select(TICK) if reading else ():
+            for key, _ in selector.select(TICK) if selector.get_map() else ():
                 if key.data == "in":
                     waiting = _feed(selector, key.fileobj, waiting)
                     continue
@@ -192,7 +192,7 @@ def _watch(
                 outputs[key.data].add(part)
                 if live and part:
                     call.progress({"stream": key.data}, part)
-            if not reading and ended is None:
+            if not selector.get_map() and ended is None:
                 _wait(process, TICK)
             now = time.monotonic()
             if process.poll() is not None:

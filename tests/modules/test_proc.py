@@ -57,6 +57,12 @@ def test_a_command_may_end_without_reading_its_input() -> None:
     assert proc.run(Watched(b"a" * 300_000), ["true"])["code"] == 0
 
 
+def test_input_goes_on_when_the_outputs_are_closed(tmp_path: Path) -> None:
+    script = f"exec >&- 2>&-; cat > {tmp_path}/got"
+    proc.run(Watched(b"x" * 300_000), script, timeout=20)
+    assert (tmp_path / "got").stat().st_size == 300_000
+
+
 def test_secret_environment_comes_in_the_body_and_not_in_the_arguments() -> None:
     secret = json.dumps({"env": {"TOKEN": "hunter2"}}).encode()
     result = proc.run(Watched(secret + b"input"), 'echo "$TOKEN$PLAIN"; cat', env={"PLAIN": "x"}, sealed=len(secret))
