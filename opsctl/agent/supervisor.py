@@ -75,13 +75,15 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
         deadline = _now() + confirm_within
         events.write({"event": "applied", "result": reply.result, "confirm_within": confirm_within}, reply.body)
         decided = _await(run, deadline)
-    if decided.get("verdict") == verdict.CONFIRM:
+    if error is None and decided.get("verdict") == verdict.CONFIRM:
         runlog.append(run, {"confirmed": True})
         if decided.get("outcome"):
             runlog.append(run, {"outcome": decided["outcome"]})
         events.write({"event": "confirmed"})
         return
-    why = {verdict.FAILED: "failed", verdict.EXPIRED: "not confirmed"}.get(decided.get("verdict", ""), "reverted")
+    # Whoever confirmed before the change was made has confirmed nothing.
+    failed = decided.get("verdict") in (verdict.FAILED, verdict.CONFIRM)
+    why = "failed" if failed else "not confirmed" if decided.get("verdict") == verdict.EXPIRED else "reverted"
     with runlog.turn(run):
         report = steps.roll_back(run, events, why)
     events.write({"event": "reverted", "why": why, "error": error, "report": report})

@@ -115,6 +115,24 @@ def test_a_change_that_fails_is_taken_back_at_once(host: RemoteHost, served: Pat
     assert served.read_bytes() == b"old"
 
 
+def test_confirming_what_was_not_made_yet_confirms_nothing(
+    make_host: MakeHost, served: Path, state: Path, tmp_path: Path
+) -> None:
+    host, other = make_host(), make_host()
+    open_run(host, served)
+    failing = Call("proc.run", {"argv": f"until [ -e {tmp_path}/gate ]; do sleep 0.05; done; exit 4", "ok": [0]})
+    [started] = host.send([supervised(served, b"new", 60, failing)])
+    eventually(lambda: served.read_bytes() == b"new")
+    [confirmed] = other.send([Call("supervise.confirm", {"run": RUN, "outcome": "done"})])
+    eventually((state / "runs" / RUN / "verdict").exists)
+    (tmp_path / "gate").touch()
+    with pytest.raises(Conflict):
+        confirmed.wait(20)
+    assert started.wait(20).result["why"] == "failed"
+    assert served.read_bytes() == b"old"
+    assert run_on(host)["outcome"] == "rolled-back"
+
+
 def test_reverting_also_stops_a_change_in_the_middle(make_host: MakeHost, served: Path) -> None:
     host, other = make_host(), make_host()
     open_run(host, served)
