@@ -212,10 +212,13 @@ class AgentClient:
             end = LENGTHS.size + head + body
             if len(buffer) < end:
                 return
-            header = json.loads(bytes(buffer[LENGTHS.size : LENGTHS.size + head]))
+            text = bytes(buffer[LENGTHS.size : LENGTHS.size + head])
             content = bytes(buffer[LENGTHS.size + head : end])
             del buffer[:end]
-            self._deliver(header, content)
+            try:
+                self._deliver(json.loads(text), content)
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise ProtocolError(f"no frame of ours: {one_line(text[:200].decode('utf-8', 'replace'))}") from error
 
     def _deliver(self, header: dict[str, Any], body: bytes) -> None:
         if "need" in header:

@@ -49,7 +49,7 @@ def answer(stream: Stream, word: str, password: Secret, user: str, host: str, ti
             given = True
         try:
             if not stream.receive(0.02):
-                raise refused(stream, user, host, said)
+                raise refused(stream, user, host)
         except TimeoutError:
             continue
     raise Unreachable(
@@ -59,7 +59,7 @@ def answer(stream: Stream, word: str, password: Secret, user: str, host: str, ti
     )
 
 
-def refused(stream: Stream, user: str | None, host: str, said: str | None = None) -> OpsctlError:
+def refused(stream: Stream, user: str | None, host: str) -> OpsctlError:
     """The error for an agent that ended before it spoke: what the shell, sudo or python have to say."""
     status = stream.status(2.0)
     text = stream.stderr()

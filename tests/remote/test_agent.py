@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.protocol import Call
+from opsctl.agent.protocol import LENGTHS, Call
 from opsctl.errors import Exit, Locked, RemoteError, Unreachable
 from opsctl.remote.host import RemoteHost
 from tests.conftest import MakeHost
@@ -152,6 +152,16 @@ def test_an_old_python_is_passed_over_and_none_is_told(make_host: MakeHost, tmp_
         make_host(python=str(old)).call(shell("true"))
     assert "python" in str(caught.value.hint)
     assert make_host(python=str(old)).raw("echo works").stdout == b"works\n"
+
+
+@pytest.mark.parametrize("header", ["{bad", "[1]", '{"id": []}', '{"id": 1, "error": "x"}'])
+def test_what_only_looks_like_a_frame_is_told(make_host: MakeHost, tmp_path: Path, header: str) -> None:
+    python = tmp_path / "python"
+    (tmp_path / "frame").write_bytes(LENGTHS.pack(len(header), 0) + header.encode())
+    python.write_text(f"#!/bin/sh\ncat {tmp_path}/frame; exec cat > /dev/null\n")
+    python.chmod(0o755)
+    with pytest.raises(Unreachable, match="no frame of ours"):
+        make_host(python=str(python)).call(shell("true"), timeout=20)
 
 
 def test_no_thread_but_the_transport_s(make_host: MakeHost) -> None:
