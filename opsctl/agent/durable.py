@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Optional
 
@@ -33,7 +34,7 @@ def explained() -> Iterator[None]:
 
 def write(path: str, data: bytes) -> None:
     """Replace a file so that after a crash it is the old or the new one, whole."""
-    temporary = "%s.%d.new" % (path, os.getpid())
+    temporary = "%s.%d-%d.new" % (path, os.getpid(), threading.get_ident())
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         write_all(fd, data)

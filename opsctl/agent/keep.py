@@ -20,7 +20,8 @@ def place(call: Context, name: str) -> str:
         raise AgentError("invalid", "nothing can be kept outside a journal")
     if os.sep in name or name.startswith("."):
         raise AgentError("invalid", "not a name for something kept: %r" % name)
-    os.makedirs(call.blobs, mode=0o700, exist_ok=True)
+    with durable.explained():
+        os.makedirs(call.blobs, mode=0o700, exist_ok=True)
     return os.path.join(call.blobs, name)
 
 
@@ -28,7 +29,8 @@ def save(call: Context, name: Optional[str], record: Dict[str, Any]) -> None:
     """Write the record of `name`, durable before this returns. Does nothing outside a journal (`name` None)."""
     if name is None:
         return
-    durable.write(place(call, name) + ".json", json.dumps(record).encode())
+    with durable.explained():
+        durable.write(place(call, name) + ".json", json.dumps(record).encode())
 
 
 def load(call: Context, name: str) -> Optional[Dict[str, Any]]:

@@ -16,6 +16,8 @@ def state_dir(*parts: str) -> str:
     if not base:
         home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         base = os.path.join(home, "opsctl")
-    path = os.path.join(base, *parts)
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    path = base
+    for part in ("", *parts):  # one by one: the mode is for the last folder alone
+        path = os.path.join(path, part) if part else path
+        os.makedirs(path, mode=0o700, exist_ok=True)
     return path

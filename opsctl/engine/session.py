@@ -60,6 +60,7 @@ class Session:
     resumed: bool = False
     changed: bool = False  # something has changed, or in check mode would
     seq: int = 0
+    saving: list[Pending] = field(default_factory=list)  # the last checkpoint that was sent
     current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
     guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -128,6 +129,7 @@ class Session:
         remote = connect(self.host.connection(), self.info.cancelled)
         self.connecting = Future()
         self.connecting.set_result(Connected(remote, 0.0))
+        self.saving.clear()
         if self.supervised:
             return
         if self.lock:
@@ -233,7 +235,8 @@ class Session:
         """Write a checkpoint, without waiting for it. A lost connection is for those to notice who need an answer."""
         if self.began:
             with contextlib.suppress(Unreachable):
-                self.remote().send([journal.checkpoint(self.info.run, data)])
+                # Calls run side by side: an earlier checkpoint must not overtake this one.
+                self.saving = self.remote().send([journal.checkpoint(self.info.run, data)], after=self.saving)
 
     def finish(self, outcome: str, why: str | None) -> None:
         """Note in the journals how the run ended. Raises RemoteError, Unreachable."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import Call
+from opsctl.agent import durable, keep
+from opsctl.agent.oserrors import told
+from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.agent.statedir import state_dir
 from opsctl.errors import Locked, RemoteError
 from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
@@ -143,6 +149,38 @@ def test_state_directory_that_cannot_be_written_is_named(make_host: MakeHost, tm
         make_host(state_dir=str(blocked / "state")).call(begin())
     assert str(blocked) in caught.value.message
     assert "state_dir" in str(caught.value.hint)
+
+
+def test_state_is_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
+    before = os.umask(0)
+    try:
+        state_dir("runs")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / part).stat().st_mode & 0o777 for part in ("state", "state/runs")] == [0o700, 0o700]
+
+
+def test_threads_that_write_the_same_file_leave_one_of_them_whole(tmp_path: Path) -> None:
+    contents = [bytes([65 + n]) * (10_000 * n) for n in range(1, 5)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda content: durable.write(str(tmp_path / "file"), content), contents * 10))
+    assert (tmp_path / "file").read_bytes() in contents
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_state_directory_that_fills_up_later_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Context()
+    step.blobs = str(tmp_path / "step")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), step.blobs)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(AgentError) as caught, told("write", "/etc/theirs"):
+        keep.save(step, "0", {})
+    assert (caught.value.kind, caught.value.fields["state"]) == ("no-space", True)
+    assert "/etc/theirs" not in caught.value.message
 
 
 def test_old_runs_are_removed_when_one_ends(host: RemoteHost, tmp_path: Path) -> None:
