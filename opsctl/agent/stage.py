@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from opsctl.agent import durable, keep, stagesource
+from opsctl.agent import arrival, durable, keep, stagesource
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 
@@ -61,16 +61,17 @@ def look(call: Context, root: str, name: str, digest: str = "", source: str = ""
     return Reply(result, _blocks(have[0]) if similar else b"")
 
 
-def resume(call: Context, root: str, name: str, digest: str, files: Dict[str, List[Chunk]]) -> List[List[Any]]:
-    """Which of these chunks the partial folder really has: [name, start, end], by reading them.
+def resume(call: Context, root: str, name: str, digest: str, files: Dict[str, List[Chunk]]) -> List[arrival.Span]:
+    """What the partial folder has: [name, start, end], as noted on arrival, and whole chunks that prove it when read.
 
     Holes are not read: what was not written yet is not there.
     """
     path = _partial(_places(root, name, digest)[0], digest)
-    wanted = [(name, chunk) for name, chunks in sorted(files.items()) for chunk in chunks]
+    arrived = [span for span in arrival.noted(path) if _size(os.path.join(path, span[0])) >= span[2]]
+    wanted = [(name, c) for name, chunks in sorted(files.items()) for c in chunks if not _touched(arrived, name, c)]
     with ThreadPoolExecutor(stagesource.workers()) as pool:
         same = pool.map(lambda each: _is_there(call, os.path.join(path, _plain(each[0])), each[1]), wanted)
-        return [[name, chunk[0], chunk[1]] for (name, chunk), good in zip(wanted, same) if good]
+        return [*arrived, *((name, chunk[0], chunk[1]) for (name, chunk), good in zip(wanted, same) if good)]
 
 
 def prepare(
@@ -91,7 +92,7 @@ def prepare(
     with told("stage", partial):
         os.makedirs(partial, mode=0o755, exist_ok=True)
         for entry in os.listdir(partial):
-            if entry not in sizes:
+            if entry not in sizes and entry != os.path.basename(arrival.notes(partial)):
                 os.unlink(os.path.join(partial, entry))
         for source, target in links:
             _link(call, source, os.path.join(partial, _plain(target)))
@@ -127,6 +128,7 @@ def place(
         _write_manifest(partial, digest, files, _verify(call, partial, files))
         if state == "changed":
             _set_aside(top, release)
+        arrival.forget(partial)
         keep.save(call, keep_as, {"release": release, "inode": os.stat(partial).st_ino})
         os.rename(partial, release)
         durable.sync_folder(top)
@@ -274,6 +276,16 @@ def _free(top: str) -> int:
     return info.f_bavail * info.f_frsize
 
 
+def _size(path: str) -> int:
+    found = _stat(path)
+    return found[0] if found else 0
+
+
+def _touched(spans: Sequence[arrival.Span], name: str, chunk: Chunk) -> bool:
+    """Whether any part of the chunk was noted; what is left of it is then sent."""
+    return any(span[0] == name and span[1] < chunk[1] and chunk[0] < span[2] for span in spans)
+
+
 def _is_there(call: Context, path: str, chunk: Chunk) -> bool:
     start, end, digest = chunk
     try:
@@ -362,6 +374,7 @@ def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> bytes
         for sync in syncs:
             sync.result()
     if wrong:
+        arrival.forget(partial)  # so that the next run reads what is there, and sends again what is wrong
         message = "%s is not what was sent: bytes %d to %d differ" % tuple(wrong[0])
         raise AgentError("failed", message, path=os.path.join(partial, wrong[0][0]), wrong=wrong)
     return b"".join(blocks)

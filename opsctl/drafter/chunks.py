@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from opsctl.agent.chunking import CHUNK, cut, file_ranges
+from opsctl.agent.chunking import CHUNK, file_ranges
 from opsctl.drafter.folder import Folder
 
 
@@ -169,17 +169,3 @@ def _joined_copies(copies: Iterable[Copy]) -> list[Copy]:
 
 def _follows(before: Range, after: Range) -> bool:
     return before.file == after.file and before.end == after.start
-
-
-def spread(sends: Sequence[Range], streams: int, unit: int = CHUNK) -> list[list[Range]]:
-    """Divide what is sent over `streams` channels, evenly by bytes and each in rising order."""
-    pieces = [Range(part.file, *piece) for part in sends for piece in cut((part.start, part.end), unit)]
-    total = sum(piece.size for piece in pieces)
-    shares: list[list[Range]] = [[] for _ in range(streams)]
-    before = 0
-    for piece in pieces:
-        # By the middle of the piece, so that shares differ by at most one piece.
-        middle = before + piece.size / 2
-        shares[min(streams - 1, int(middle * streams / total))].append(piece)
-        before += piece.size
-    return [joined(share) for share in shares if share]

@@ -49,20 +49,50 @@ class Source:
         Args:
             have: folders of the host with the chunks of their files, as stage.look tells.
             similar: digests of the blocks of the first of them, or nothing.
-            done: [name, start, end] that are in place.
+            done: [name, start, end] that are in place, from any part of a chunk to whole files; none overlap.
         """
         held = {one["path"]: _chunks(one["files"]) for one in have}
-        found = plan(_chunks(self.files), held, [Range(name, start, end) for name, start, end in done])
+        chunks, arrived = _chunks(self.files), _by_file(done)
+        whole = [chunk.range for chunk in chunks if not list(_left(chunk.range, arrived))]
+        found = plan(chunks, held, whole)
         shares = list(_shares(have[0]["files"])) if similar else []
         if not self.blocks or not found.sends or not shares or shares[-1][2] != len(similar):
-            return found
+            return replace(found, sends=tuple(part for sent in found.sends for part in _left(sent, arrived)))
         theirs = _by_chunk(have[0]["files"], {name: similar[start:end] for name, start, end in shares})
-        return _refined(found, have[0]["path"], _by_chunk(self.files, self.blocks), theirs)
+        return _refined(found, have[0]["path"], _by_chunk(self.files, self.blocks), theirs, arrived)
 
 
-def _refined(found: Plan, release: str, ours: Mapping[Range, bytes], theirs: Mapping[Range, bytes]) -> Plan:
+def _by_file(spans: Sequence[Sequence[Any]]) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, start, end in sorted((one[0], one[1], one[2]) for one in spans):
+        found.setdefault(name, []).append((start, end))
+    return found
+
+
+def _left(part: Range, arrived: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Range]:
+    """What of a range has not arrived."""
+    at = part.start
+    for start, end in arrived.get(part.file, ()):
+        if end <= at:
+            continue
+        if start >= part.end:
+            break
+        if start > at:
+            yield Range(part.file, at, start)
+        at = end
+    if at < part.end:
+        yield Range(part.file, at, part.end)
+
+
+def _refined(
+    found: Plan,
+    release: str,
+    ours: Mapping[Range, bytes],
+    theirs: Mapping[Range, bytes],
+    arrived: Mapping[str, Sequence[tuple[int, int]]],
+) -> Plan:
     """Of chunks that lie at the same place of a similar file, send only the blocks that differ, over a copy of it."""
-    copies, sends = list(found.copies), []
+    copies, sends = list(found.copies), list[Range]()
     wanted = {part for part in ours if any(_inside(part, sent) for sent in found.sends)}
     for part in sorted(wanted):
         known = theirs.get(part)
@@ -72,7 +102,7 @@ def _refined(found: Plan, release: str, ours: Mapping[Range, bytes], theirs: Map
             else [n for n in range(len(known) // BLOCK_DIGEST) if _at(known, n) != _at(ours[part], n)]
         )
         if known is None or len(differ) == blocks_in(part.start, part.end):
-            sends.append(part)
+            sends += _left(part, arrived)
             continue
         copies.append(Copy(release, part, part))
         starts = [part.start + n * BLOCK for n in differ]

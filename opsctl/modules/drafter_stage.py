@@ -149,8 +149,10 @@ def _transfer(
             done = host.call(Call("stage.resume", {**where, "files": source.files})).result
         planned = source.plan(have, similar, done)
         prepared = host.call(_prepare(planned, source, have, where), on_progress=_passed_on(progress)).result["partial"]
+        # What lies over a copy would be overwritten when that is made again: only what stands for itself is noted.
+        over = {copy.target.file for copy in planned.copies}
         parts = [
-            Part(source.path + "/" + part.file, posixpath.join(prepared, part.file), part.start, part.end)
+            Part(f"{source.path}/{part.file}", part.file, part.start, part.end, noted=part.file not in over)
             for part in planned.sends
         ]
         began = time.monotonic()
@@ -159,7 +161,7 @@ def _transfer(
             progress(_rate(sent, planned.sent, time.monotonic() - began), sent / planned.sent)
 
         if parts:
-            send_parts(cast("RemoteHost", host), parts, on_bytes=told)
+            send_parts(cast("RemoteHost", host), prepared, parts, on_bytes=told)
             demand_unchanged(source)
 
     return transfer

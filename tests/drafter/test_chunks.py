@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from opsctl.drafter.chunks import Chunk, Plan, Range, plan, ranges, spread
+from opsctl.drafter.chunks import Chunk, Plan, plan, ranges
 from opsctl.drafter.folder import open_folder
 from tests.drafter import build
 from tests.drafter.build import Drafter
@@ -84,21 +80,3 @@ def test_a_half_placed_file_is_not_replaced_by_a_link(tmp_path: Path) -> None:
     _, before = released(build.torchspec(), tmp_path / "old")
     made = plan(before, {"old": before}, done=[before[-1].range])
     assert all(link.target != before[-1].range.file for link in made.links)
-
-
-@given(
-    st.lists(st.integers(1, 100_000), min_size=1, max_size=20),
-    st.integers(1, 9),
-)
-def test_streams_get_even_shares(sizes: list[int], streams: int) -> None:
-    sends, at = [], 0
-    for size in sizes:
-        sends.append(Range("w", at, at + size))
-        at += size + 1
-    shares = spread(sends, streams, unit=1000)
-    covered = sorted(part for share in shares for part in share)
-    assert sum(part.size for part in covered) == sum(sizes)
-    assert all(a.end <= b.start for a, b in pairwise(covered))
-    assert len(shares) <= streams
-    loads = [sum(part.size for part in share) for share in shares]
-    assert max(loads) - sum(sizes) / streams <= 1000
