@@ -44,10 +44,8 @@ _ASKED = re.compile(rb'(?:[^\n]*"GET /health[^\n]*\n)+\Z')
 
 # tqdm: "Loading safetensors checkpoint shards:  50% Completed | 32/64 [01:10<01:10,  2.19s/it]" and
 # "Capturing batches (bs=4 avail_mem=34.91 GB):  33%|###3      | 1/3 [00:10<00:20, 10.41s/it]"
-_BAR = re.compile(
-    rb"(?:Loading|Multi-thread loading|Capturing|\s*)[^|\r\n]*?\d+%[^|\r\n]*\|"
-    rb"[^|\r\n]*?(?:\| )?(?P<done>\d+)/(?P<total>\d+) \["
-)
+_BAR = re.compile(rb"\d%[^|\r\n]{0,400}\|(?:[^|\r\n]{0,400}\|)?[ ]*(?P<done>\d{1,9})/(?P<total>\d{1,9}) \[")
+_BAR_REACH = 4096  # bytes at the end of a line where its last bar is looked for
 _ENDS_WITHOUT_WORD = {"xid", "host_out_of_memory", "killed", "segfault", "bad_arguments", "port_in_use"}
 _PHASE_OF = {
     "start": "launch",
@@ -194,7 +192,7 @@ class Readiness:
     def _bar(self, text: bytes, events: List[Dict[str, Any]]) -> None:
         if b"%" not in text or self.phase not in ("load_weights", "capture_graphs"):
             return
-        bars = _BAR.findall(text)
+        bars = _BAR.findall(text[-_BAR_REACH:])
         if not bars:
             return
         done, total = int(bars[-1][0]), int(bars[-1][1])

@@ -65,6 +65,13 @@ def test_a_bar_is_seen_before_its_line_ends() -> None:
     assert (readiness.state["phase"], readiness.state["done"], readiness.state["total"]) == ("load_weights", 8, 64)
 
 
+def test_a_line_full_of_percent_signs_does_not_hold_it_up() -> None:
+    readiness = Readiness()
+    readiness.feed(b"[2026-02-08 03:00:14 TP0] Load weight begin. avail mem=94.20 GB\n")
+    readiness.feed(b"1% " * 20_000 + b"\n" + b"shards:  50% Completed | 32/64 [00:10<01:10,  2.19s/it]\n")
+    assert (readiness.state["done"], readiness.state["total"]) == (32, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"), [("0.5.9-k25-good-stock", "missing_method"), ("0.5.23-llama-absolute-d2t", "index_out_of_range")]
 )
