@@ -247,7 +247,7 @@ class _Machine:
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in STORAGES:
             raise Damaged("pickle", "a persistent object that is no tensor storage")
         if not isinstance(key, str) or not key.isalnum():
-            raise Damaged("pickle", "storage key %.40r" % (key,))
+            raise Damaged("pickle", "the key of a storage is no plain word")
         self.stack.append(_Storage(STORAGES[storage.name], key, int(count)))
 
     def op_reduce(self, _: Any) -> None:

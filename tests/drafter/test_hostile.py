@@ -172,6 +172,11 @@ PICKLES = {
     "text cut off": b"\x80\x02X\xff\xff\xff\x7f.",
     "unknown opcode": b"\x80\x02\xff.",
     "called dict": b"\x80\x02ccollections\nOrderedDict\nX\x01\x00\x00\x00aR.",
+    # A tuple of itself twice, fifty times over: whoever shows it as text writes a million gigabytes.
+    "storage key that doubles": STATE
+    + b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n)"
+    + b"q\x01h\x01\x86" * 50
+    + b"X\x03\x00\x00\x00cpuK\x01tQs.",
     "negative size": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(NJ\xff\xff\xff\xff)))NtR.",
 }
 
