@@ -155,8 +155,10 @@ def _walk(root: str, prefix: str, globs: Iterable[str]) -> Iterable[str]:
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(f for f in folders if f not in ("__pycache__", ".git"))
         for name in sorted(names):
-            path = os.path.relpath(os.path.join(folder, name), root)
-            if any(fnmatch.fnmatch(path, g) or fnmatch.fnmatch(name, g) for g in wanted):
+            full = os.path.join(folder, name)
+            path = os.path.relpath(full, root)
+            matches = any(fnmatch.fnmatch(path, g) or fnmatch.fnmatch(name, g) for g in wanted)
+            if matches and os.path.isfile(full):  # not a link that leads nowhere, nor a pipe that never ends
                 yield path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_compile_names_the_file_and_writes_nothing(tmp_path: Path) -> None:
     assert [f["path"] for f in found["failed"]] == ["bad.py"]
     assert "bad.py, line 1" in found["failed"][0]["message"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.py", "good.py"]
+
+
+def test_a_search_passes_over_pipes_and_links_that_lead_nowhere(tmp_path: Path) -> None:
+    models = tmp_path / "sglang" / "srt" / "models"
+    models.mkdir(parents=True)
+    (models / "llama.py").write_text("class Llama: pass\n")
+    (models / "gone.py").symlink_to("/nonexistent")
+    os.mkfifo(models.parent / "pipe.py")
+    found = here(Call("source.grep", {"root": str(tmp_path), "pattern": "class"})).result
+    assert [match["path"] for match in found["matches"]] == ["sglang/srt/models/llama.py"]
 
 
 @pytest.mark.parametrize(
