@@ -10,9 +10,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from pydantic import ValidationError
 
 from opsctl.errors import AuthFailed, OpsctlError, RemoteError, Unreachable
@@ -20,6 +19,9 @@ from opsctl.secret import Secret
 from opsctl.sglang.metrics import Metrics, read_metrics
 from opsctl.sglang.served import Answer, Chunk, Load, Sampling, ServerInfo
 from opsctl.text import one_line
+
+if TYPE_CHECKING:
+    import httpx
 
 # The first that answers wins. Both names have been there since 0.5.6, where the old one began to log a warning.
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
@@ -137,6 +139,8 @@ class Server:
                 "ignore_eos": sampling.ignore_eos,
             },
         }
+        import httpx
+
         begin = time.perf_counter()
         chunks: list[Chunk] = []
         last: dict[str, Any] = {}
@@ -172,6 +176,8 @@ class Server:
 
     def _get(self, path: str, headers: Mapping[str, str] | None = None, timeout: float | None = None) -> Any:
         """The JSON at `path`; None where this version does not have it."""
+        import httpx
+
         wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         with self._told():
             answer = self._http.get(path, headers={**self._headers, **(headers or {})}, timeout=wait)
@@ -210,6 +216,8 @@ class Server:
     @contextmanager
     def _told(self) -> Iterator[None]:
         """Say low-level failures in our words."""
+        import httpx
+
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

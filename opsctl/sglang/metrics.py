@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prometheus_client.parser import text_string_to_metric_families
-
 PREFIX = "sglang:"
 
 
@@ -46,6 +44,8 @@ def read_metrics(page: str) -> Metrics:
 
 
 def _samples(page: str) -> Iterable[tuple[str, float]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
     try:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
