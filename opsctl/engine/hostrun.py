@@ -135,6 +135,7 @@ class HostRun:
                     if self.it.play.keys.on_failure != "continue" or stop.result.status == "unreachable":
                         raise
                     self.failures.append(_error(stop))
+                    self.session.left.add(node.number)
 
     def _block(self, block: Block) -> None:
         try:
@@ -152,7 +153,7 @@ class HostRun:
     def _task(self, task: Task) -> None:
         began = time.monotonic()
         self._label = self._name_of(task)
-        if task.number <= self.it.done:
+        if task.number <= self.it.done and task.number not in self.session.left:
             self._ended(task, Result("skipped", "done before this run was resumed"), began)
             return
         self.it.emit(TaskStarted(at=self.it.clock(), host=self.session.name, task=self._label, number=task.number,
@@ -167,6 +168,7 @@ class HostRun:
         self.session.measures.update(result.measures)
         if result.failed:
             raise _Stop(task, result)
+        self.session.left.discard(task.number)
         if result.status in ("changed", "ran") and not self.session.info.check:
             self._save(task.number)
 
@@ -243,7 +245,8 @@ class HostRun:
         if not self.session.info.check:
             registered = {k: masked(v) for k, v in self.session.registered.items() if k != "facts"}
             self.session.save(
-                {"digest": self.it.digest, "play": self.it.index, "done": done, "registered": registered,
+                {"digest": self.it.digest, "play": self.it.index, "done": max(done, self.it.done),
+                 "left": sorted(self.session.left), "registered": registered,
                  "notified": list(self.session.notified), "measures": dict(self.session.measures)}
             )  # fmt: skip
 

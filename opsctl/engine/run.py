@@ -201,7 +201,7 @@ def _placer(
             done = _restore(session, options, stage, plan)
         return PlayOnHost(
             play=stage.play, index=stage.index, chosen=stage.chosen,
-            order=[t for t in order if t.number > done],
+            order=[t for t in order if t.number > done or t.number in session.left],
             around=Surroundings(session.name, plan.playbook.path, options.check, stage.given),
             layers=stage.layers[session.name], digest=plan.playbook.digest, uses_facts=stage.uses_facts, done=done,
             emit=emit, clock=clock,
@@ -233,6 +233,9 @@ def _restore(session: Session, options: Options, stage: Stage, plan: Plan) -> in
         return _ALL_DONE
     if past.outcome == "rolled-back":
         raise UsageError(f"run {run} was rolled back: there is nothing to go on with", where=session.name)
+    if past.undone or past.outcome == "rolled-back-partly":  # its checkpoint counts tasks that do not hold any more
+        raise UsageError(f"run {run} was rolled back in part: it cannot be gone on with", where=session.name,
+                         hint=f"take back the rest with opsctl rollback {run}, and run it anew")  # fmt: skip
     kept = past.checkpoint
     if (kept.get("digest") or past.meta.get("digest")) != plan.playbook.digest:
         raise UsageError(f"run {run} was made with another version of this playbook", where=session.name,
@@ -246,6 +249,7 @@ def _restore(session: Session, options: Options, stage: Stage, plan: Plan) -> in
     session.registered.update(kept.get("registered") or {})
     session.measures.update(kept.get("measures") or {})
     session.notified[:] = list(kept.get("notified") or ())
+    session.left = set(kept.get("left") or ()) if stage.index == int(kept.get("play", 0)) else set()
     steps: list[dict[str, Any]] = told.get("log") or []
     session.seq = max([session.seq, *(int(step.get("seq", 0)) for step in steps)])
     play = int(kept.get("play", 0))

@@ -42,6 +42,7 @@ class Session:
         registered: variables from `register`, over all plays of the run.
         began: the call that began the run in a user's journal (None: the login user's), in that order.
         notified: handlers that are to run.
+        left: numbers of tasks of this play that failed where the play went on: not done, though later ones are.
         supervised: the host waits for us to confirm.
         resumed: the run was begun on this host before.
     """
@@ -53,6 +54,7 @@ class Session:
     measures: dict[str, float] = field(default_factory=dict)
     began: dict[str | None, Pending] = field(default_factory=dict)
     notified: list[str] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
     past: list[journal.PastRun] | None = None  # what its journal tells of earlier runs, once asked
     counts: dict[str, int] = field(default_factory=dict)
     lock: str | None = None  # the lock that is held

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from opsctl.engine.events import GateChecked, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.engine.events import GateChecked, HostEnded, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
 from opsctl.errors import Exit, UsageError
 from tests.engine.world import Project
 
@@ -183,6 +183,40 @@ tasks:
     second = project.run(resume=run, resume_known=True)
     assert second.code == Exit.DONE
     assert {n: (project.out / n).read_text() for n in "abc"} == {"a": "x\n", "b": "x\n", "c": "x\n"}
+
+
+def test_resume_does_what_failed_while_the_play_went_on(project: Project) -> None:
+    play = """\
+hosts: here
+on_failure: continue
+tasks:
+  - {name: one, shell: "test -e OUT/go && echo x >> OUT/one"}
+  - {name: two, shell: "echo x >> OUT/two"}
+"""
+    assert project.run(play).code == Exit.FAILED
+    again = project.run(resume=_run_name(project))
+    assert (again.code, again.statuses()) == (Exit.FAILED, {"one": "failed", "two": "skipped"})
+    (project.out / "go").touch()
+    assert project.run(resume=_run_name(project)).code == Exit.DONE
+    assert {n: (project.out / n).read_text() for n in ("one", "two")} == {"one": "x\n", "two": "x\n"}
+
+
+def test_resume_refuses_a_run_that_was_rolled_back_in_part(project: Project) -> None:
+    play = """\
+hosts: here
+on_failure: rollback
+tasks:
+  - {name: one, copy: {dest: OUT/one, content: one}}
+  - {name: two, copy: {dest: OUT/two, content: two}}
+  - {name: theirs, shell: {cmd: "echo theirs > OUT/one", undo: "true"}}
+  - {name: stop, shell: {cmd: test -e OUT/go}}
+"""
+    assert project.run(play).code == Exit.ROLLBACK_FAILED
+    assert not (project.out / "two").exists()
+    (project.out / "go").touch()
+    again = project.run(resume=_run_name(project))
+    assert again.code == Exit.USAGE
+    assert "rolled back in part" in again.of(HostEnded)[-1].message
 
 
 def test_resume_refuses_another_playbook(project: Project) -> None:
