@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -47,10 +46,10 @@ def release(call: Context, name: str = "host") -> bool:
             return False
         # A supervisor may hold on to it through a descriptor of its own: then the name has to stay.
         os.close(fd)
-        path = _path(name)
-        if not runlog.is_locked(path):
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
+        free = runlog.take_lock(_path(name), 0.0)
+        if free is not None:
+            os.ftruncate(free, 0)
+            os.close(free)
         return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opsctl import modules
 from opsctl.agent.protocol import Reply
@@ -23,9 +23,6 @@ from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
-
-if TYPE_CHECKING:
-    pass
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
 
