@@ -41,7 +41,8 @@ _DMESG = re.compile(
 )
 _UPTIME = re.compile(rb"\[ *\d+\.\d{6}\] (?:kernel: )?")
 _COMPOSE = re.compile(rb"[\w.-]+ +\| ?")
-_RANK = re.compile(rb"\[rank\d+\]: ?")
+_OUTER = (_SHORT, _ISO, _DMESG, _UPTIME, _COMPOSE)
+_MOST_WRAPPERS = 8  # around one another: journald around kubernetes around compose is three
 _MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 _QUARTER = 900  # time zones are multiples of a quarter of an hour
 
@@ -67,13 +68,15 @@ def _plain(line: bytes, at: bytes) -> List[Entry]:
 
 def _split(line: bytes, at: bytes) -> List[Entry]:
     """`line` with the names in front taken off; a progress bar that ran into the next message is cut from it."""
-    if PREFIX.match(line):
-        return [Entry(line, at)]
-    for pattern in (_SHORT, _ISO, _DMESG, _UPTIME, _COMPOSE):
-        found = pattern.match(line)
-        if found:
-            rest = line[found.end() :]
-            return _split(rest, _time(found) or at) if rest else []
+    for _ in range(_MOST_WRAPPERS):
+        if PREFIX.match(line):
+            return [Entry(line, at)]
+        outer = next((found for found in (pattern.match(line) for pattern in _OUTER) if found), None)
+        if outer is None:
+            break
+        line, at = line[outer.end() :], _time(outer) or at
+        if not line:
+            return []
     found = PREFIX.search(line, 1)
     if found and _may_end_before(line[: found.start()]):
         return [Entry(line[: found.start()], at), Entry(line[found.start() :], at)]

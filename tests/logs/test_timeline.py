@@ -114,6 +114,11 @@ def test_how_the_log_is_cut_into_blocks_changes_nothing(sizes: list[int]) -> Non
     assert summary(text, tuple(sizes)) == summary(text)
 
 
+def test_a_line_that_looks_wrapped_a_thousand_times_is_read() -> None:
+    found = summary("web | " * 5000 + "\n" + log(WORDINGS[-1], flags=True))
+    assert found["starts"] == summary(log(WORDINGS[-1], flags=True))["starts"]
+
+
 def test_a_key_in_the_flags_is_masked() -> None:
     found = summary(log(WORDINGS[4], flags=True))
     assert "abcd1234secret" not in json.dumps(found)
