@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,7 +158,8 @@ def tried(names: Sequence[str], reply: Reply) -> tuple[tuple[Entry, ...], tuple[
     """What the diffs of these names find, and what they would change, from the answer to `trying`."""
     told: Mapping[str, Any] = reply.result
     entries = tuple(patchset.judged_diff(name, one) for name, one in zip(names, told["diffs"], strict=True))
-    data, edits = zlib.decompress(reply.body), []
+    sizes = (change[side] or 0 for change in told["changes"] for side in ("old", "new"))
+    data, edits = trees.unpacked(reply.body, sizes), []
     for change in told["changes"]:
         old, data = data[: change["old"] or 0], data[change["old"] or 0 :]
         new, data = data[: change["new"] or 0], data[change["new"] or 0 :]

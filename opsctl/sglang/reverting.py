@@ -6,7 +6,6 @@ it, or exactly what our patches make of the commit's file.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from opsctl.sglang import patchset
 from opsctl.sglang.patches import ALL, Patch, Status
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.patchset import FileEdit
-from opsctl.sglang.tree import SourceTree
+from opsctl.sglang.tree import SourceTree, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ def asking(root: str) -> Call:
 def received(reply: Reply) -> dict[str, Ours]:
     """Our part in each file, by its path relative to the tree's root, from the answer to `asking`."""
     told: Mapping[str, Any] = reply.result
-    data, images = zlib.decompress(reply.body), {}
+    data, images = unpacked(reply.body, (size for _, size in told["images"])), {}
     for sha256, size in told["images"]:
         images[sha256], data = data[:size], data[size:]
     chains: dict[str, tuple[str | None, frozenset[str], str | None]] = {}  # path -> before, names, after

@@ -97,13 +97,24 @@ def request(root: str, classes: Iterable[str] = (), files: Iterable[str] = (), *
     )
 
 
+def unpacked(body: bytes, sizes: Iterable[int], where: str | None = None) -> bytes:
+    """What a host has packed into `body`, of the sizes it announced. Raises RemoteError if it is anything else."""
+    announced = sum(max(size, 0) for size in sizes)
+    if announced > _MOST:
+        raise RemoteError(f"the files have {announced} bytes, more than {_MOST}", where=where)
+    try:
+        data = zlib.decompressobj().decompress(body, announced + 1)
+    except zlib.error:
+        data = b""
+    if len(data) != announced:
+        raise RemoteError("the files arrived damaged", where=where)
+    return data
+
+
 def received(reply: Reply) -> SourceTree:
     """The tree in an answer to `request`. Raises RemoteError if the bytes are not those announced."""
     told: dict[str, Any] = reply.result
-    announced = sum(int(entry["size"]) for entry in told["files"])
-    if announced > _MOST:
-        raise RemoteError(f"the tree's files have {announced} bytes, more than {_MOST}", where=told["root"])
-    data = zlib.decompressobj().decompress(reply.body, announced + 1)
+    data = unpacked(reply.body, (int(entry["size"]) for entry in told["files"]), where=told["root"])
     files: dict[str, bytes] = {}
     heads: dict[str, bytes] = {}
     offset = 0

@@ -11,7 +11,7 @@ import pytest
 
 from opsctl.agent.protocol import AgentError, Call, Reply
 from opsctl.errors import RemoteError
-from opsctl.sglang import patchset, proofs
+from opsctl.sglang import patching, patchset, proofs, reverting
 from opsctl.sglang.tree import DRAFTER, SourceTree, here, load, received, request
 from tests.sglang_source.conftest import MakeTree
 
@@ -101,3 +101,14 @@ def test_damaged_and_oversized_answers_are_refused(release: MakeTree) -> None:
     bomb = {**answer.result, "files": [{"path": "a.py", "size": 1 << 40, "sha256": "", "head": False}]}
     with pytest.raises(RemoteError, match="more than"):
         received(Reply(bomb, zlib.compress(bytes(1 << 20))))
+
+
+@pytest.mark.parametrize("body", [zlib.compress(bytes(11)), zlib.compress(bytes(9)), b"no zlib"])
+def test_other_bytes_than_announced_are_refused(body: bytes) -> None:
+    change = {"path": "a.py", "before": None, "mode": None, "old": 4, "new": 6}
+    with pytest.raises(RemoteError, match="damaged"):
+        patching.tried(
+            ["a"], Reply({"diffs": [{"applies": True, "already": False, "message": ""}], "changes": [change]}, body)
+        )
+    with pytest.raises(RemoteError, match="damaged"):
+        reverting.received(Reply({"steps": [], "now": {}, "images": [["0", 10]]}, body))
