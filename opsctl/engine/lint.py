@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -212,9 +212,3 @@ RULES: tuple[Rule, ...] = (
     Rule("secret", "A secret stands in clear.", _secrets),
     Rule("file", "A local file that a task needs is not there."),
 )
-
-
-def level_counts(findings: list[Finding]) -> Mapping[Level, int]:
-    """How many there are of each level."""
-    levels: tuple[Level, ...] = ("error", "warning", "notice")
-    return {level: sum(f.level == level for f in findings) for level in levels}

@@ -61,16 +61,6 @@ class SglangSettings(_Strict):
     weights_root: str | None = Field(None, description="Folder on the host that holds weights.")
     releases: str | None = Field(None, description="Folder of drafter releases. Default: releases/ in weights_root.")
 
-    @property
-    def interpreter(self) -> str | None:
-        """The Python that serves."""
-        return self.python or (f"{self.environment.rstrip('/')}/bin/python" if self.environment else None)
-
-    @property
-    def releases_folder(self) -> str | None:
-        """Where drafter releases go."""
-        return self.releases or (f"{self.weights_root.rstrip('/')}/releases" if self.weights_root else None)
-
 
 class Timeouts(_Strict):
     """How long each step of connecting may take."""

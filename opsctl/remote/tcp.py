@@ -32,11 +32,6 @@ class Dialling:
                 return found
         raise self.error or TimeoutError("timed out")
 
-    def abandon(self) -> None:
-        if self.current:
-            self.current.close()
-            self.current = None
-
     def _next(self) -> bool:
         while self.addresses:
             family, address = self.addresses.pop(0)

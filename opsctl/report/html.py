@@ -77,10 +77,6 @@ class Page:
         body = "\n".join(_diff_line(line) for line in lines)
         self._parts.append(f"<details open>{head}<pre>{body}</pre></details>")
 
-    def preformatted(self, content: str, title: str = "") -> None:
-        head = f"<summary>{text(title)}</summary>" if title else ""
-        self._parts.append(f"<details open>{head}<pre>{text(content)}</pre></details>")
-
     def line_chart(self, title: str, series: Mapping[str, Points], unit: str = "", x_unit: str = "") -> None:
         """Lines through points (x, y); the y axis begins at 0 where all values are positive."""
         self._figure(title, _line_chart(series, x_unit), list(series), unit)

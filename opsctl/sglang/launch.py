@@ -93,11 +93,6 @@ class Launch:
     config: str | None = None
 
 
-def is_server(argv: Sequence[str]) -> bool:
-    """Whether a process with this command line is the first process of a server (not a worker, not an editor)."""
-    return arguments(argv) is not None
-
-
 def parse(argv: Sequence[str]) -> Launch | None:
     """The settings in a process's command line; None when it is no SGLang server.
 

@@ -46,11 +46,6 @@ def method_after(node: ast.stmt, code: str) -> Edit:
     return Edit(edit.start, edit.end, "\n" + edit.text)
 
 
-def replacing(node: ast.expr, code: str) -> Edit:
-    """Put an expression in the place of another."""
-    return Edit((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0), code)
-
-
 def indented(code: str, columns: int) -> str:
     """`code` with its own indentation taken off and `columns` spaces put on; ends with a line end."""
     lines = textwrap.dedent(code).strip().split("\n")

@@ -56,7 +56,7 @@ def test_the_nearest_to_the_host_wins_key_by_key(tmp_path: Path) -> None:
     assert b1.variables["place"] == "blackwell"  # the nearer group over the outer one
     assert (b1.variables["size"], b2.variables["size"]) == (2, 1)  # the host over the defaults
     # One key of a section does not drop the others, nor their defaults.
-    assert (b1.sglang.port, b1.sglang.tp, b1.sglang.releases_folder) == (31000, 8, "/data/releases")
+    assert (b1.sglang.port, b1.sglang.tp, b1.sglang.weights_root) == (31000, 8, "/data")
     assert (c1.sglang.port, c1.sglang.model_path) == (30000, "3207427")
     assert b1.variables["group_names"] == ["gpu", "blackwell"]
     assert b1.variables["sglang"]["tp"] == 8

@@ -57,7 +57,7 @@ def test_before_anything_runs(practice: PracticeHost, run: Run, project: Path) -
     s = load(project / "inventory.yaml").select("box")[0].sglang
     home = str(practice.home)
     assert (s.checkout, s.environment) == (f"{home}/sglang", f"{home}/venv")
-    assert (s.model_path, s.releases_folder) == (f"{home}/models/kimi-tiny", f"{home}/drafters/releases")
+    assert (s.model_path, s.weights_root) == (f"{home}/models/kimi-tiny", f"{home}/drafters")
     assert s.port == practice.port
     first, second, *_ = commands(said.stdout)
     assert [first, second] == [["inventory", "check"], ["health"]]

@@ -76,7 +76,7 @@ def test_what_the_reference_host_gets(tmp_path: Path) -> None:
     host, text = inventory(tmp_path, found(K25, profile={"gpus": 8, "name": "NVIDIA RTX PRO 6000"}))
     s = host.sglang
     assert (s.checkout, s.environment, s.port, s.tp) == ("/root/sglang", "/root/sglang/.venv", 30000, 8)
-    assert (s.model_path, s.releases_folder) == ("/data/models/Kimi-K2.5", "/data/drafters/releases")
+    assert (s.model_path, s.weights_root) == ("/data/models/Kimi-K2.5", "/data/drafters")
     assert (s.log, s.env) == ("/var/log/sglang.log", {"NCCL_P2P_DISABLE": "1"})
     assert host.variables["health"]["profile"] == {"gpus": 8, "name": "NVIDIA RTX PRO 6000"}
     assert "at 320742700000 on main, 3 changed files" in text
