@@ -135,7 +135,8 @@ def beside(path: str, seed: Optional[str] = None) -> str:
     """
     folder, name = os.path.split(path)
     token = hashlib.sha256(os.fsencode(seed)).hexdigest()[:12] if seed else os.urandom(6).hex()
-    return os.path.join(folder, ".%s.opsctl-%s" % (name[:200], token))
+    kept = os.fsdecode(os.fsencode(name)[:200])  # names are limited in bytes
+    return os.path.join(folder, ".%s.opsctl-%s" % (kept, token))
 
 
 def copy_xattrs(source: str, target: str) -> None:

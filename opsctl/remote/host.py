@@ -109,20 +109,25 @@ class RemoteHost:
         return _Alias(self, user)
 
     def raw(self, command: str, *, timeout: float = 60.0, stdin: bytes = b"") -> RawResult:
-        """A shell command without the agent, as the login user. Raises Unreachable, TimeoutError."""
+        """A shell command without the agent, as the login user. Raises Unreachable, TimeoutError.
+
+        Of its output the first and the last half of proc.KEEP bytes are kept.
+        """
         import time
+
+        from opsctl.agent.proc import KEEP, Output
 
         stream = self.stream(command)
         deadline = time.monotonic() + timeout
-        out = bytearray()
+        out = Output(KEEP)
         try:
             if stdin:
                 stream.send(stdin, timeout)
             stream.end_input()
             while data := stream.receive(max(0.0, deadline - time.monotonic())):
-                out += data
+                out.add(data)
             status = stream.status(max(0.1, deadline - time.monotonic()))
-            return RawResult(status, bytes(out), stream.stderr())
+            return RawResult(status, out.whole(), stream.stderr())
         finally:
             stream.close()
 

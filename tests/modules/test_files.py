@@ -135,6 +135,12 @@ def test_undo_leaves_a_third_partys_change_alone(tmp_path: Path, undo_of: str) -
     assert snapshot(path.parent) == theirs
 
 
+def test_names_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 127)  # 254 bytes of 255
+    files.write(Step(tmp_path / "step", b"new"), str(path))
+    assert path.read_bytes() == b"new"
+
+
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     path.write_text("old")

@@ -121,6 +121,13 @@ def test_much_on_standard_error_alone_does_not_hold_a_command_up(host: RemoteHos
     assert (ran.status, ran.stdout) == (0, b"done\n")
 
 
+def test_of_endless_output_the_ends_are_kept(host: RemoteHost) -> None:
+    ran = host.raw("echo first; head -c 5000000 /dev/zero; echo last", timeout=30)
+    assert ran.stdout.startswith(b"first\n")
+    assert ran.stdout.endswith(b"last\n")
+    assert len(ran.stdout) < 2 << 20
+
+
 def test_each_way_not_to_get_there_has_its_own_words(make_host: MakeHost, sshd: Sshd) -> None:
     with pytest.raises(Unreachable, match="could not be resolved"):
         make_host(address="no-such-host.invalid", host_key=str(sshd.host_key))
