@@ -34,6 +34,7 @@ _KEYS = {
     "ansible_python_interpreter": "python",
     "sglang": "sglang",
 }
+_MOST_NAMES = 10_000
 _JUMP = re.compile(r"-J\s*(\S+)|-o\s*ProxyJump[= ](\S+)")
 
 
@@ -74,9 +75,15 @@ def _group(result: Translated, source: Source, name: str, group: Any, path: tupl
                 hint=did_you_mean(key, _GROUP_KEYS),
             )
     members = _mapping(source, (*path, "hosts"), group.get("hosts"))
+    names: list[str] = []
     for host_name, said in members.items():
         here = (*path, "hosts", host_name)
-        for one in expand(host_name):
+        try:
+            expanded = expand(host_name)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(str(error), where=source.key_place(here)) from None
+        names += expanded
+        for one in expanded:
             result.origin.setdefault(("hosts", one), here)
             settings = _settings(result, source, said, here)
             _merge(result.value["hosts"].setdefault(one, {}), settings)
@@ -88,7 +95,7 @@ def _group(result: Translated, source: Source, name: str, group: Any, path: tupl
     else:
         ours = result.value["groups"].setdefault(name, {"hosts": [], "children": []})
         result.origin.setdefault(("groups", name), path)
-        ours["hosts"] += [one for h in members for one in expand(h) if one not in ours["hosts"]]
+        ours["hosts"] += [one for one in dict.fromkeys(names) if one not in ours["hosts"]]
         ours["children"] += [c for c in children if c not in ours["children"]]
         _merge(ours, variables)
     for child, said in children.items():
@@ -152,15 +159,23 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def expand(name: str) -> list[str]:
-    """Host names of a range: `gpu[01:03]` -> gpu01, gpu02, gpu03; `n[a:c]` -> na, nb, nc."""
+    """Host names of a range: `gpu[01:03]` -> gpu01, gpu02, gpu03; `n[a:c]` -> na, nb, nc.
+
+    Raises ValueError for a range that is empty or stands for more than 10000 names.
+    """
     found = re.search(r"\[(\w+):(\w+)(?::(\d+))?\]", name)
     if not found:
         return [name]
     first, last, step = found[1], found[2], int(found[3] or 1) or 1
     if first.isdigit() and last.isdigit():
-        middle = [str(n).zfill(len(first)) for n in range(int(first), min(int(last), int(first) + 9999) + 1, step)]
+        numbers = range(int(first), int(last) + 1, step)
+        middle = (str(n).zfill(len(first)) for n in numbers)
     elif len(first) == len(last) == 1:
-        middle = [chr(c) for c in range(ord(first), ord(last) + 1, step)]
+        numbers = range(ord(first), ord(last) + 1, step)
+        middle = (chr(c) for c in numbers)
     else:
         return [name]
-    return [one for m in middle for one in expand(name[: found.start()] + m + name[found.end() :])]
+    rest = expand(name[found.end() :])
+    if not 0 < len(numbers) * len(rest) <= _MOST_NAMES:
+        raise ValueError(f"{name!r} stands for {len(numbers) * len(rest)} hosts, expected 1 to {_MOST_NAMES}")
+    return [name[: found.start()] + m + end for m in middle for end in rest]

@@ -194,6 +194,15 @@ def test_ansible_inventories_load_as_they_are(tmp_path: Path) -> None:
     assert [n for n in inv.notes if "Compression=yes" in n]
 
 
+@pytest.mark.parametrize(
+    "name", ["gpu[3:1]", "n[c:a]", "gpu[1:20000]", "r[1:200]n[1:200]", "gpu[1:99999999999999999999]"]
+)
+def test_a_range_of_hosts_is_taken_whole_or_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        inventory(tmp_path, f"gpu:\n  hosts:\n    {name}:\n")
+    assert (caught.value.where.line, caught.value.where.column) == (3, 5)  # type: ignore[union-attr]
+
+
 def test_a_mistake_in_an_ansible_inventory_has_a_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         inventory(tmp_path, "gpu:\n  hosts:\n    a: {ansible_port: many}\n")
