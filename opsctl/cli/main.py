@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,9 +100,9 @@ def run(args: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`opsctl ... | head`); nothing is left to tell it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # What typer makes of a broken pipe, and of nothing else here: the reader of our output has gone
+        # (`opsctl ... | head`), and nothing is left to tell it.
         return Exit.DONE
     except Exception as error:  # noqa: BLE001  the last net: a bug, shown whole but with secrets masked
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

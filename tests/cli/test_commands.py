@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -180,6 +183,18 @@ tasks:
 gates:
   - {measure: nothing_measures_this, at_least: 2}
 """
+
+
+def test_a_reader_that_goes_early_is_no_bug() -> None:
+    """As `opsctl doc | head` does it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "opsctl", "doc"]
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (Exit.DONE, b"")
 
 
 def test_lint(project: Project, cli: Cli) -> None:
