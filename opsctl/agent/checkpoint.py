@@ -149,10 +149,10 @@ def _describe(path: str, root: str, name: str) -> Dict[str, Any]:
 
 def _weight_files(files: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     # The server's own order of preference: safetensors, else .bin (loader.py _prepare_weights, all versions).
+    # A link out of the folder counts whatever it points at: that it is there is what has to be said.
+    there = [f for f in files if (f["kind"] != "folder" or f["outside"]) and f["name"] not in _NO_WEIGHTS]
     for suffix in (".safetensors", ".bin"):
-        found = [
-            f for f in files if f["name"].endswith(suffix) and f["kind"] != "folder" and f["name"] not in _NO_WEIGHTS
-        ]
+        found = [f for f in there if f["name"].endswith(suffix)]
         if found:
             return found
     return []
@@ -166,7 +166,8 @@ def _open(path: str, file: Dict[str, Any], follow_links: bool) -> BinaryIO:
     if file["link"] is not None and (file["outside"] or file["kind"] != "file") and not follow_links:
         raise Damaged("symlink", "a symbolic link that leaves the folder: -> %.200s" % ascii(file["link"]))
     if file["kind"] != "file":
-        raise Damaged("not-a-file", "not a regular file but a %s" % file["kind"])
+        kind = "pipe, socket or device" if file["kind"] == "other" else file["kind"]
+        raise Damaged("not-a-file", "not a regular file but a %s" % kind)
     try:
         # O_NONBLOCK: a pipe put in place since the listing must not hang us.
         descriptor = os.open(os.path.join(path, file["name"]), os.O_RDONLY | os.O_NONBLOCK)

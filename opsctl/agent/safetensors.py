@@ -50,7 +50,9 @@ def header_length(first: bytes, file_size: int) -> int:
         raise Damaged("size", "the file is empty: too small for a safetensors header")
     if first.startswith(b"version https://git-lfs"):
         raise Damaged("lfs-pointer", "a git-lfs pointer, not the weights themselves")
-    if first.lstrip()[:1] == b"<":
+    length = int.from_bytes(first[:8], "little")
+    # A header of 60 or 15392 bytes begins the file with `<` or ` <` too, but no page makes so small a number.
+    if first.lstrip()[:1] == b"<" and length > MAX_HEADER:
         raise Damaged("html", "an HTML or XML page saved in place of the weights")
     if first[:4] == b"PK\x03\x04":
         raise Damaged("not-safetensors", "a zip archive (PyTorch pickle?) under a safetensors name")
@@ -58,7 +60,6 @@ def header_length(first: bytes, file_size: int) -> int:
         raise Damaged("not-safetensors", "a GGUF file under a safetensors name")
     if file_size < 10:
         raise Damaged("size", "%d bytes: too small for a safetensors header" % file_size)
-    length = int.from_bytes(first[:8], "little")
     if length > file_size - 8:
         text = first.strip()
         if text.isascii() and text.decode("ascii", "replace").isprintable():

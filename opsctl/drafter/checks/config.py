@@ -77,6 +77,12 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
             "the key is absent: AttributeError when the class is built",
             f'"draft_vocab_size": {_head_rows(case)} (the rows of lm_head), or null to borrow the head of the target',
         )
+    rows = draft.raw.get("draft_vocab_size")
+    if rows is not None and (draft.integer("draft_vocab_size") or 0) <= 0:
+        detail = f"{rows!r:.40}: no positive integer, so no head can be built"
+        remedy = f'"draft_vocab_size": {_head_rows(case)} (the rows of lm_head)'
+        yield Finding("draft-vocab-size", Verdict.LOAD_ERROR, "draft_vocab_size", detail, remedy)
+    yield from _eagle_section(case, version)
     ids = draft.eagle.get("eagle_aux_hidden_state_layer_ids")
     if ids is not None and draft.aux_ids is None:
         detail, key = f"{ids!r:.60}: not a list of whole numbers", "eagle_config.eagle_aux_hidden_state_layer_ids"
@@ -90,6 +96,17 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
         yield Finding(
             "target-hidden-size", Verdict.LOAD_ERROR, "target_hidden_size", detail, "remove the key, or give the number"
         )
+
+
+def _eagle_section(case: Case, version: Version) -> Iterator[Finding]:
+    raw = case.draft.raw if case.draft is not None else {}
+    section = raw.get("eagle_config", {})
+    if isinstance(section, dict):
+        return
+    if section is None and version in v.NULL_EAGLE_CONFIG:
+        return
+    detail = f"{section!r:.40}: not an object; AttributeError when the draft worker asks it for use_aux_hidden_state"
+    yield Finding("eagle-config", Verdict.LOAD_ERROR, "eagle_config", detail, "remove the key, or make it an object")
 
 
 def _head_rows(case: Case) -> str:

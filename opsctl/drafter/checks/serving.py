@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from opsctl.drafter import versions as v
@@ -158,6 +159,10 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
     seen = draft.rope(version in v.ROPE_PARAMETERS)
     meant = draft.rope(True)
     base, wanted = rope_base(seen), rope_base(meant)
+    if not (math.isfinite(base) and base > 0):
+        detail = f"{base:g}: every position is rotated to NaN or not at all"
+        yield Finding("rope-base", Verdict.SILENT_GARBAGE, "rope_theta", detail, "the base it was trained with")
+        return
     if seen.theta is None and meant.theta is not None and (base, seen.scaling) != (wanted, meant.scaling):
         yield Finding(
             "rope-base",

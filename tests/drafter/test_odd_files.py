@@ -1,0 +1,64 @@
+"""Values a config can hold and nobody means, and files whose first bytes mislead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opsctl.agent.safetensors import header_length
+from tests.drafter import build
+from tests.drafter.build import Drafter, safetensors
+from tests.drafter.conftest import Judge
+
+
+def with_config(**keys: object) -> Drafter:
+    made = build.specforge()
+    made.config |= keys
+    return made
+
+
+@pytest.mark.parametrize("rows", [0, -64, "64", 64.0, True])
+def test_a_head_needs_a_number_of_rows(rows: object, judged: Judge) -> None:
+    found = judged(with_config(draft_vocab_size=rows))
+    assert {v.value for v in found.outcome.values()} == {"load-error"}
+    assert "draft-vocab-size" in [f.check for f in found.findings]
+
+
+@pytest.mark.parametrize(
+    ("section", "outcomes"),
+    [
+        # eagle_worker.py, eagle_worker_v2.py: `eagle_config.get(...)` on what is no dict; `or {}` from 0.5.15.
+        (None, ["load-error", "load-error", "ok"]),
+        ("x", ["load-error", "load-error", "load-error"]),
+        ({}, ["ok", "ok", "ok"]),
+    ],
+)
+def test_eagle_config_is_an_object(section: object, outcomes: list[str], judged: Judge) -> None:
+    found = judged(with_config(eagle_config=section), versions="0.5.9,0.5.14,0.5.15")
+    assert [v.value for v in found.outcome.values()] == outcomes
+
+
+@pytest.mark.parametrize("base", [float("nan"), float("inf"), 0, -50000.0])
+def test_a_rope_base_that_rotates_nothing(base: float, judged: Judge) -> None:
+    found = judged(with_config(rope_theta=base))
+    assert {v.value for v in found.outcome.values()} == {"silent-garbage"}
+
+
+@pytest.mark.parametrize("length", [0x3C, 0x3C20, 0x3C0A])
+def test_a_header_length_that_looks_like_a_tag_is_no_page(length: int) -> None:
+    head = "{}".ljust(length)
+    assert header_length(safetensors(head, b"")[:64], 8 + length) == length
+
+
+@pytest.mark.parametrize("where", ["nothing", "folder"])
+def test_a_link_out_of_the_folder_is_refused_whatever_it_points_at(where: str, tmp_path: Path, judged: Judge) -> None:
+    (tmp_path / "folder").mkdir()
+    drafter = tmp_path / "d"
+    drafter.mkdir()
+    (drafter / "config.json").write_text(json.dumps(build.specforge().config))
+    (drafter / "model.safetensors").symlink_to(tmp_path / where)
+    found = judged(drafter)
+    assert found.exit_code == 12
+    assert "symbolic link" in found.findings[0].detail
