@@ -63,7 +63,9 @@ def test_a_dependent_task_costs_one_more(project: Project, over_ssh: Proxy) -> N
     plain = "hosts: far\ntasks:\n" + "".join(look.format(n) for n in range(3))
     chained = "hosts: far\ntasks:\n" + "".join(look.format(n) + use.format(n) for n in range(3))
     turns(plain)
-    assert turns(chained) <= turns(plain) + 3 + 1
+    # On a busy machine an answer may come in several pieces: the best of three is what the protocol costs.
+    cost_plain, cost_chained = (min(turns(play) for _ in range(3)) for play in (plain, chained))
+    assert cost_chained <= cost_plain + 3 + 1
 
 
 def test_an_unreachable_host_has_its_own_exit_code(project: Project, sshd: Sshd) -> None:
