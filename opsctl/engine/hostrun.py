@@ -243,7 +243,9 @@ class HostRun:
 
     def _save(self, done: int) -> None:
         if not self.session.info.check:
-            registered = {k: masked(v) for k, v in self.session.registered.items() if k != "facts"}
+            # What would have to be masked is left out: a resumed run must not take the mask for the value.
+            kept = {k: (v, masked(v)) for k, v in self.session.registered.items() if k != "facts"}
+            registered = {k: plain for k, (v, plain) in kept.items() if plain == v}
             self.session.save(
                 {"digest": self.it.digest, "play": self.it.index, "done": max(done, self.it.done),
                  "left": sorted(self.session.left), "registered": registered,

@@ -188,13 +188,25 @@ def _value_of(text: str, variables: Mapping[str, Any], at: At) -> Any:
         raise _undefined(error, variables, at.place) from None
     except _AT_RUN_TIME as error:
         raise UsageError(f"template error: {_said(error)} in {one_line(text, 80)}", where=at.place) from None
-    if isinstance(value, str) and MASK in value and MASK not in text:
+    if isinstance(value, str) and MASK in value and any(_holds_secret(variables.get(name)) for name in _names(text)):
         raise UsageError(
             "a secret can be used whole or put into text, but not changed by filters or operators",
             where=at.place,
             hint='write "Bearer {{ key }}" instead of {{ "Bearer " ~ key }}',
         )
     return value
+
+
+def _holds_secret(value: Any) -> bool:
+    """Whether a secret is in `value`: text from a host may hold asterisks of its own."""
+    match value:
+        case Secret():
+            return True
+        case list() | tuple():
+            return any(_holds_secret(v) for v in value)
+        case dict():
+            return any(_holds_secret(v) for v in value.values())
+    return False
 
 
 def _parts(template: Template, variables: Mapping[str, Any]) -> Iterable[Any]:

@@ -185,6 +185,33 @@ tasks:
     assert {n: (project.out / n).read_text() for n in "abc"} == {"a": "x\n", "b": "x\n", "c": "x\n"}
 
 
+def test_resume_does_not_take_the_mask_for_a_secret(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_TOKEN", "s3cretvalue")
+    play = """\
+hosts: here
+vars: {token: !env TEST_TOKEN}
+tasks:
+  - {name: one, shell: {cmd: "printf %s $T", env: {T: "{{ token }}"}}, register: got}
+  - {name: stop, command: test -e OUT/go}
+  - {name: two, copy: {dest: OUT/two, content: "{{ got.stdout }}"}}
+"""
+    assert project.run(play).code == Exit.FAILED
+    (project.out / "go").touch()
+    again = project.run(resume=_run_name(project))
+    assert again.code == Exit.USAGE
+    assert "'got' is not defined" in again.of(HostEnded)[-1].message
+    assert not (project.out / "two").exists()
+
+
+def test_asterisks_of_a_host_are_no_secret(project: Project) -> None:
+    ran = project.run(
+        "hosts: here\ntasks:\n"
+        "  - {name: one, shell: {cmd: \"echo '*** ready ***'\", read_only: true}, register: said}\n"
+        '  - {name: tell, debug: "{{ said.stdout }}"}\n'
+    )
+    assert ran.lines("tell") == ("*** ready ***",)
+
+
 def test_resume_does_what_failed_while_the_play_went_on(project: Project) -> None:
     play = """\
 hosts: here
