@@ -17,6 +17,7 @@ from opsctl.agent.steps import Nested
 
 RECORD = "patching"  # of a journal step: which tree, which patches, which files
 _CONFIG_LIMIT = 4 << 20
+_USUAL_PORT = "30000"
 _MOST = 64 << 20  # bytes of before-images that are sent back
 
 
@@ -38,7 +39,7 @@ def look(
     Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path]}.
     """
     found = servers.find(call)
-    serving = next((one for one in found if _flag(one["argv"], "--port", "30000") == str(port)), None)
+    serving = next((one for one in found if (_flag(one["argv"], "--port") or _USUAL_PORT) == str(port)), None)
     asking = _Imports(found, serving, python, path)  # interpreters take their time to start
     asking.start()
     if root is None:
@@ -48,7 +49,7 @@ def look(
         raise AgentError(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
-    architectures = _architectures(model or (_flag(serving["argv"], "--model-path", None) if serving else None))
+    architectures = _architectures(model or (_flag(serving["argv"], "--model-path", "--model") if serving else None))
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
     asking.join()
     top = os.path.join(reply.result["root"], reply.result["prefix"])
@@ -256,13 +257,14 @@ def _architectures(model: Optional[str]) -> List[str]:
         return []
 
 
-def _flag(argv: List[str], flag: str, default: Optional[str]) -> Optional[str]:
-    for number, word in enumerate(argv):
-        if word == flag and number + 1 < len(argv):
-            return argv[number + 1]
-        if word.startswith(flag + "="):
-            return word[len(flag) + 1 :]
-    return default
+def _flag(argv: List[str], *spellings: str) -> Optional[str]:
+    """The value of a flag, the last one as in argparse; None where it is not given."""
+    value = None
+    for word, following in zip(argv, argv[1:] + [""]):
+        name, inline, said = word.partition("=")
+        if name in spellings:
+            value = said if inline else following
+    return value
 
 
 def _environment(path: Optional[str]) -> Dict[str, str]:

@@ -45,10 +45,7 @@ def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
             server["members"] = _family(server["pid"], parents)
     if locate:
         for server in first:
-            package = _package(server["pid"])
-            newest, newest_file = _newest(package) if package else (None, None)
-            commit = _commit(package) if package else None
-            server.update(package=package, newest=newest, newest_file=newest_file, commit=commit)
+            locate_one(server)
     return sorted(first, key=lambda server: (server["started"], server["pid"]))
 
 
@@ -56,7 +53,8 @@ def locate_one(server: Dict[str, Any]) -> None:
     """Add to a server what `find` tells with `locate`."""
     package = _package(server["pid"])
     newest, newest_file = _newest(package) if package else (None, None)
-    server.update(package=package, newest=newest, newest_file=newest_file)
+    commit = _commit(package) if package else None
+    server.update(package=package, newest=newest, newest_file=newest_file, commit=commit)
 
 
 def _server(pid: int) -> Optional[Dict[str, Any]]:

@@ -355,6 +355,17 @@ def test_the_target_decides_what_is_needed(box: Box, cli: Cli) -> None:
     assert found["eagle3-loader-names"] == "needed"
 
 
+def test_the_server_that_runs_tells_the_target(box: Box, cli: Cli) -> None:
+    for name, architecture in (("first", "Other"), ("last", "InternVLChatModel")):
+        (box.folder / name).mkdir()
+        (box.folder / name / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    words = ["-m", "sglang.launch_server", "--port", str(box.serving)]
+    words += ["--model-path", str(box.folder / "first"), f"--model={box.folder / 'last'}"]  # the last one counts
+    with subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE):
+        found = statuses(cli("patch", "sglang", "--status", "--json"))
+    assert found["eagle3-capture InternVLChatModel"] == "needed"
+
+
 def test_own_patches_and_diffs_in_one_transaction(box: Box, cli: Cli) -> None:
     box.commit()
     own = box.folder / "patches"
