@@ -129,10 +129,9 @@ def _as_before(event: KernelEvent, earlier: Sequence[KernelEvent]) -> KernelEven
     """The detail lines of an SXid do not repeat whether it is fatal: they take it from the line before."""
     if event.kind != "sxid" or _NON_FATAL.search(event.text) or _FATAL.search(event.text):
         return event
-    same = [e for e in earlier if (e.kind, e.xid, e.bdf) == (event.kind, event.xid, event.bdf)]
-    if not same or same[-1].severity == event.severity:
-        return event
-    return replace(event, severity=same[-1].severity)
+    same = (e for e in reversed(earlier) if (e.kind, e.xid, e.bdf) == (event.kind, event.xid, event.bdf))
+    before = next(same, event)
+    return event if before.severity == event.severity else replace(event, severity=before.severity)
 
 
 def _bdf(bus: str | None) -> str | None:
