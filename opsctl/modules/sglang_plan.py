@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,13 +108,23 @@ def _settings_file(folder: str, port: int) -> str:
 WRITTEN = b"# Written by opsctl"
 
 
-def drafter_of(argv: list[str]) -> str | None:
-    """The draft model that a command names."""
+def drafter_of(argv: Sequence[str]) -> str | None:
+    """The draft model that a command names: the last one, as for argparse."""
+    found = None
     for n, word in enumerate(argv):
         name, _, value = word.partition("=")
         if name in command.DRAFT_FLAGS:
-            return value or (argv[n + 1] if n + 1 < len(argv) else None)
-    return None
+            found = value or (argv[n + 1] if n + 1 < len(argv) else None)
+    return found
+
+
+def words_in(launch_file: bytes) -> list[str]:
+    """The words of a launch file, as the shell reads them; none where its quotes do not match."""
+    text = launch_file.decode("utf-8", "replace").replace("\\\n", " ")
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return []
 
 
 def launch_text(site: Site, server: Server, argv: list[str]) -> str:

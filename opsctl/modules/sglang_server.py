@@ -327,9 +327,7 @@ class _Unit(_Kind):
 
     def _in_service(self) -> str | None:
         """The draft model that the launch file names now."""
-        seen = self.known[LAUNCH]
-        words = seen.body.decode("utf-8", "replace").replace("\\\n", " ").split()
-        return plan_of.drafter_of([word.strip("'") for word in words])
+        return plan_of.drafter_of(plan_of.words_in(self.known[LAUNCH].body))
 
 
 class _Container(_Kind):

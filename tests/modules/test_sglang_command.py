@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.modules.sglang_plan import drafter_of, launch_text, server
+from opsctl.modules.sglang_plan import drafter_of, launch_text, server, words_in
 from opsctl.sglang.command import with_drafter, words
 from tests.modules.conftest import site
 
@@ -66,6 +66,14 @@ def test_another_draft_model(argv: list[str], expected: list[str]) -> None:
     assert with_drafter(expected, "/b") == expected
 
 
+def test_of_several_draft_models_the_last_counts() -> None:
+    assert drafter_of(["s", "--speculative-draft-model=/a", "--speculative-draft-model-path", "/b c"]) == "/b c"
+
+
+def test_a_launch_file_edited_by_hand_does_not_end_the_plan() -> None:
+    assert words_in(b"exec s --speculative-draft-model-path '/a") == []
+
+
 def test_the_launch_file_gives_every_word_exactly(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "import sys, os; print(sys.argv[1:], os.environ['A'], os.getcwd())"]
     argv += ["--a", 'it\'s $HOME `id` \\ "x"', "--json", '{"k": [1, "ü"]}', "", "--last"]
@@ -73,5 +81,6 @@ def test_the_launch_file_gives_every_word_exactly(tmp_path: Path) -> None:
     here = site(settings, TEMPLATES)
     script = tmp_path / "launch.sh"
     script.write_text(launch_text(here, server(here), argv))
+    assert words_in(script.read_bytes())[-len(argv) :] == argv
     said = subprocess.run(["/bin/sh", str(script)], capture_output=True, text=True, check=True).stdout
     assert said == f"{argv[3:]} b c'd {tmp_path}\n"
