@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from tests.proxy import Proxy
 from tests.sshd import SSHD, Sshd
 
 MakeHost = Callable[..., RemoteHost]
+
+# A shell starts what it puts in the background with SIGINT ignored, and so would be all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -236,14 +236,17 @@ def test_tail_masks_on_the_host_too(infested: Path, wire: Wire, capsys: pytest.C
         file.write("\n".join(c.text for c in CANARIES) + "\nthe end\n")
     command = [sys.executable, "-m", "opsctl", "logs", "tail", "--host", "box", "-n", "10000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
-        assert tail.stdout
-        seen = []
-        for line in tail.stdout:
-            seen.append(line)
-            if line == "the end\n":
-                break
-        tail.send_signal(2)
-        assert tail.wait(20) == 0
-        assert tail.stderr
-        assert leaking("".join(seen) + tail.stderr.read()) == []
+        try:
+            assert tail.stdout
+            seen = []
+            for line in tail.stdout:
+                seen.append(line)
+                if line == "the end\n":
+                    break
+            tail.send_signal(2)
+            assert tail.wait(20) == 0
+            assert tail.stderr
+            assert leaking("".join(seen) + tail.stderr.read()) == []
+        finally:
+            tail.kill()
     assert len(seen) > len(CANARIES)
