@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,13 +14,16 @@ from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.cli.playing import (
     CheckOption,
     ExitCodeOption,
+    JunitOption,
     LockWaitOption,
     OutputOption,
     Showing,
+    SummaryOption,
     VerboseOption,
     YesOption,
     play,
 )
+from opsctl.cli.reporting import Reporting
 from opsctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +33,12 @@ if TYPE_CHECKING:
     from opsctl.sglang.drafting import Met
 
 app = typer.Typer(no_args_is_help=True, help="Check, compare, convert and stage EAGLE-3 draft models.")
+
+
+class Fetcher(StrEnum):
+    CONTROLLER = "controller"
+    HOST = "host"
+
 
 _JSON = typer.Option(False, "--json", help="Print one JSON object.")
 _LINKS = typer.Option(
@@ -56,33 +67,53 @@ def check(
     follow_links: bool = _LINKS,
     inventory: InventoryOption = None,
     as_json: bool = _JSON,
+    output: OutputOption = "human",
+    junit: JunitOption = None,
+    summary: SummaryOption = None,
 ) -> int:
     """Say whether a drafter fits, in a second: what is wrong, what will be seen, and what to do."""
     from opsctl.cli.drafter_places import Places, place
     from opsctl.drafter.judge import judge
     from opsctl.drafter.view import COLOURS, lines
+    from opsctl.report import drafter_cases
     from opsctl.text import printable
 
-    by_version = sglang is not None and (_VERSIONS.match(sglang) is not None or "," in sglang)
-    drafter = place(path)
-    serving = host or (sglang if not by_version else None) or drafter.host
-    if host and sglang and not by_version and sglang != host:
-        raise UsageError("--sglang and --host name two hosts", hint="one host serves: give one of them")
-    with Places(inventory) as places:
-        met = places.meet(serving, drafter, follow_links=follow_links and not full) if serving else None
-        case = _case(places, drafter, target, met, tp, context_length, full, follow_links)
-    judgement = judge(case, _versions(sglang if by_version else None, met))
+    reporting = Reporting("drafter check", output, junit, summary, as_json)
+    with reporting.errors():
+        by_version = sglang is not None and (_VERSIONS.match(sglang) is not None or "," in sglang)
+        drafter = place(path)
+        serving = host or (sglang if not by_version else None) or drafter.host
+        if host and sglang and not by_version and sglang != host:
+            raise UsageError("--sglang and --host name two hosts", hint="one host serves: give one of them")
+        with Places(inventory) as places:
+            met = places.meet(serving, drafter, follow_links=follow_links and not full) if serving else None
+            case = _case(places, drafter, target, met, tp, context_length, full, follow_links)
+        judgement = judge(case, _versions(sglang if by_version else None, met))
     told = [*met.lines, *(f"not known: {text}" for text in met.unknown)] if met else []
-    if as_json:
-        found = judgement.as_json()
-        _print_json({**found, "host": {"name": serving, "seen": list(map(printable, told))}} if met else found)
-        return judgement.exit_code
-    for number, (line, verdict) in enumerate(lines(judgement)):
-        typer.secho(line, fg=COLOURS[verdict] if verdict else None)
-        if number == 0:
-            for text in told:
-                typer.echo(f"  {serving}: {printable(text)}")
+
+    def tell() -> None:
+        if as_json:
+            found = judgement.as_json()
+            seen = {"host": {"name": serving, "seen": list(map(printable, told))}} if met else {}
+            _print_json(found | seen)
+            return
+        for number, (line, verdict) in enumerate(lines(judgement)):
+            typer.secho(line, fg=COLOURS[verdict] if verdict else None)
+            if number == 0:
+                for text in told:
+                    typer.echo(f"  {serving}: {printable(text)}")
+
+    reporting.tell(lambda: drafter_cases.findings(judgement, path, _config(drafter, case)), judgement.exit_code, tell)
     return judgement.exit_code
+
+
+def _config(drafter: Place, case: Case) -> str | None:
+    """Text of the drafter's config.json, to point at its lines; None where the folder is on a host."""
+    if drafter.host:
+        return None
+    if case.folder.raw_config is None:  # not there, or not to be read
+        return ""
+    return (Path(drafter.path) / "config.json").read_text("utf-8", "replace")
 
 
 def _case(
@@ -164,9 +195,15 @@ def compare(
 
 @app.command()
 def stage(
-    path: str = typer.Argument(help="The drafter's folder: PATH, or HOST:PATH for one that lies on the host already."),
+    path: str = typer.Argument(
+        help="The drafter's folder: PATH, HOST:PATH for one that lies on the host already, an https address, or "
+        "ORG/NAME@REVISION of the Hugging Face hub (HF_TOKEN and HF_ENDPOINT count)."
+    ),
     host: HostOption = None,
     inventory: InventoryOption = None,
+    fetch_on: Annotated[
+        Fetcher | None, typer.Option("--fetch-on", help="Who fetches it from the web (default: the controller).")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the draft model on the host (default: the folder's).")
     ] = None,
@@ -186,7 +223,7 @@ def stage(
     verbose: VerboseOption = False,
 ) -> int:
     """Bring a drafter to a host as a release, moving only what changed. What is in service stays in service."""
-    from opsctl.cli.drafter_places import place
+    from opsctl.cli.drafter_places import Place, from_web, place
     from opsctl.engine.options import Given, Options
     from opsctl.quantities import seconds
 
@@ -194,15 +231,19 @@ def stage(
         wait = seconds(lock_wait)
     except ValueError as error:
         raise UsageError(f"--lock-wait: {error}") from None
-    source = place(path)
+    web = from_web(path)
+    if fetch_on and not web:
+        raise UsageError(f"--fetch-on is for what comes from the web, and {path} is a folder")
+    source = place(path) if web is None else Place(None, web)
     if source.host and host and source.host != host:
         raise UsageError(
             f"the folder lies on {source.host}, and --host is {host}",
             hint="copy it here first, then stage it from here",
         )
     given = {
-        "drafter" if source.host is None else "there": Given(source.path),
-        "name": Given(name),
+        "source" if web else "drafter" if source.host is None else "there": Given(source.path),
+        "fetch_on": Given(fetch_on.value if fetch_on else None),
+        "name": Given(name or (source.path.partition("@")[0].rstrip("/").rpartition("/")[2] if web else None)),
         "keep": Given(keep),
         "accept_findings": Given(force or None),
         "follow_links": Given(follow_links or None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -35,6 +36,14 @@ def place(text: str) -> Place:
             hint=f"{host}:/path, or ./{text} for a local one",
         )
     return Place(host, path)
+
+
+def from_web(text: str) -> str | None:
+    """An address or ORG/NAME[@REVISION] of the hub, None where it is a folder: one that exists always is."""
+    if re.match(r"https?://", text):
+        return text
+    named = re.fullmatch(r"(?:hf:)?([A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*(?:@[\w.\-/]+)?)", text)
+    return named[1] if named and (text.startswith("hf:") or not os.path.exists(text)) else None
 
 
 class Places:

@@ -19,6 +19,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "drafter stage": (
         "opsctl drafter stage ./my-drafter --host k25 --name draft",
         "opsctl drafter stage k25:/models/downloads/draft --name draft --force context-length",
+        "opsctl drafter stage acme/k25-eagle3@v2 --host k25 --fetch-on host",
     ),
     "drafter compare": ("opsctl drafter compare ./old-drafter ./new-drafter",),
     "drafter convert": ("opsctl drafter convert ./speculators-drafter ./my-drafter --to sglang",),

@@ -18,6 +18,7 @@ MODULES: dict[str, str] = {
     "copy": "copy:Copy",
     "debug": "debug:Debug",
     "drafter_check": "drafter_check:DrafterCheck",
+    "drafter_fetch": "drafter_fetch:DrafterFetch",
     "drafter_stage": "drafter_stage:DrafterStage",
     "facts": "facts:Facts",
     "file": "file:File",

@@ -1,0 +1,338 @@
+"""Getting a checkpoint from the web: a folder below an address, or a repository of the Hugging Face hub.
+
+Runs on the controller or on the host. What has arrived whole and verified is kept in a folder of the state directory
+and not fetched again; a file that was cut goes on where it was, if it is still the same one. The token comes in the
+body of the call, and is sent to nobody but the server that was named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from opsctl.agent import durable
+from opsctl.agent.protocol import AgentError, Context
+
+PIECE = 1 << 20
+TIMEOUT = 60.0  # seconds without a byte
+MOST_TEXT = 32 << 20  # bytes of a listing or an index
+REDIRECTS = 5
+RESERVE = 64 << 20  # bytes left free on the disk
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*\Z")
+_SHA256, _GIT = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"[0-9a-f]{40}\Z")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Remote(NamedTuple):
+    """One file to get. `digest`: SHA-256 (64 hex digits) or that of a git blob (40), "" where the server tells none."""
+
+    name: str
+    url: str
+    size: Optional[int]
+    digest: str
+    tag: str  # changes with the content, "" where the server tells none
+
+
+def folder(call: Context, source: str, endpoint: str, revision: str = "main") -> Dict[str, Any]:
+    """Get `source`: an http(s) address of a folder, or ORG/NAME of the hub at `endpoint`.
+
+    Body: the token, or nothing. {path, revision, files, size, fetched: bytes that were}. Progress: {text, fraction}.
+    Raises AgentError: not-found, permission, no-space, failed.
+    """
+    web = _Web(call.body.decode() or None, source if "://" in source else endpoint)
+    if "://" in source:
+        where, found = source.rstrip("/"), _below(web, source.rstrip("/"))
+        told = None
+    else:
+        if not _REPOSITORY.match(source):
+            raise AgentError("invalid", "%r is neither ORG/NAME nor an address" % source)
+        told, found = _listed(web, source, endpoint.rstrip("/"), revision)
+        where = "%s/%s@%s" % (endpoint.rstrip("/"), source, told)
+    path = durable.folder("fetched", hashlib.sha256(where.encode()).hexdigest()[:32])
+    with _alone(path):
+        fetched = _all(call, web, path, found)
+    size = sum(os.stat(os.path.join(path, file.name)).st_size for file in found)
+    return {"path": path, "revision": told, "files": len(found), "size": size, "fetched": fetched}
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """The token goes on to an address of the same server only, as a download may be sent elsewhere."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if req.get_method() == "HEAD":
+            return None  # the answer itself is wanted
+        _demand_web(newurl)
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        token = req.unredirected_hdrs.get("Authorization")
+        if new is not None and token and _server(newurl) == _server(req.full_url):
+            new.add_unredirected_header("Authorization", token)
+        return new
+
+
+class _Web:
+    def __init__(self, token: Optional[str], home: str) -> None:
+        _demand_web(home)
+        parts = urllib.parse.urlsplit(home)
+        if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+            raise AgentError("invalid", "the token would travel in the clear to %s: use https" % parts.hostname)
+        self._token, self._home = token, _server(home)
+        self._opener = urllib.request.build_opener(_SameServer())
+
+    def open(self, url: str, method: str = "GET", **headers: str) -> Any:
+        request = urllib.request.Request(url, method=method, headers={"User-Agent": "opsctl", **headers})
+        if self._token and _server(url) == self._home:
+            request.add_unredirected_header("Authorization", "Bearer " + self._token)
+        try:
+            return self._opener.open(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            if error.code in (301, 302, 303, 307, 308) and method == "HEAD":
+                raise _Elsewhere(error.headers) from None
+            raise _refused(error, url) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise AgentError("failed", "%s: %s" % (_shown(url), getattr(error, "reason", error))) from None
+
+    def text(self, url: str) -> bytes:
+        with self.open(url) as answer:
+            data = bytes(answer.read(MOST_TEXT + 1))
+        if len(data) > MOST_TEXT:
+            raise AgentError("failed", "%s is too long" % _shown(url))
+        return data
+
+    def head(self, name: str, url: str) -> Remote:
+        """What the server says of a file. The hub's first answer says it; the place it sends us to knows less."""
+        at = url
+        for _ in range(REDIRECTS):
+            try:
+                with self.open(at, "HEAD", **{"Accept-Encoding": "identity"}) as answer:
+                    told = answer.headers
+                    break
+            except _Elsewhere as error:
+                told = error.headers
+                if told.get("X-Linked-Etag"):
+                    break
+                at = urllib.parse.urljoin(at, str(told.get("Location")))
+                _demand_web(at)
+        else:
+            raise AgentError("failed", "%s: it sends us on and on" % _shown(url))
+        linked = told.get("X-Linked-Etag") or ""
+        size = told.get("X-Linked-Size") or told.get("Content-Length")
+        tag = linked or told.get("ETag") or ""
+        return Remote(name, url, int(size) if size and size.isdigit() else None, _digest(linked), tag)
+
+
+def _listed(web: _Web, source: str, endpoint: str, revision: str) -> Tuple[str, List[Remote]]:
+    """The commit that `revision` names, and the files at the top of the repository."""
+    quoted = urllib.parse.quote(revision, safe="")
+    told = _json(web.text("%s/api/models/%s/revision/%s?blobs=true" % (endpoint, source, quoted)), source)
+    commit, siblings = str(told.get("sha") or revision), told.get("siblings")
+    if not isinstance(siblings, list):
+        raise AgentError("failed", "%s: the hub's answer lists no files" % source)
+    found = []
+    for each in siblings:
+        name = str(each.get("rfilename", ""))
+        if "/" in name or name.startswith("."):
+            continue
+        url = "%s/%s/resolve/%s/%s" % (endpoint, source, urllib.parse.quote(commit, safe=""), urllib.parse.quote(name))
+        large = each.get("lfs") or {}
+        digest = _digest(str(large.get("sha256") or large.get("oid") or each.get("blobId") or ""))
+        size = large.get("size", each.get("size"))
+        whole = digest and isinstance(size, int)
+        found.append(Remote(_plain(name), url, size, digest, digest) if whole else _hub_file(web, _plain(name), url))
+    if not found:
+        raise AgentError("not-found", "%s: there are no files at its top" % source)
+    return commit, found
+
+
+def _hub_file(web: _Web, name: str, url: str) -> Remote:
+    """The hub's tag of a small file is the digest of its git blob."""
+    found = web.head(name, url)
+    return found._replace(digest=found.digest or _digest(found.tag))
+
+
+def _below(web: _Web, base: str) -> List[Remote]:
+    """config.json, and the weights: an index and its shards, or one file."""
+    found = [web.head("config.json", base + "/config.json")]
+    for weights in ("model.safetensors", "pytorch_model.bin"):
+        index = weights + ".index.json"
+        with contextlib.suppress(_Missing):
+            listed = web.head(index, "%s/%s" % (base, index))
+            shards = _json(web.text(listed.url), index).get("weight_map")
+            if not isinstance(shards, dict):
+                raise AgentError("failed", "%s: no weight_map in it" % index)
+            names = sorted({_plain(str(name)) for name in shards.values()})
+            return [*found, listed, *(web.head(n, "%s/%s" % (base, urllib.parse.quote(n))) for n in names)]
+        with contextlib.suppress(_Missing):
+            return [*found, web.head(weights, "%s/%s" % (base, weights))]
+    raise AgentError("not-found", "%s: neither model.safetensors nor pytorch_model.bin, nor an index" % _shown(base))
+
+
+def _all(call: Context, web: _Web, path: str, found: List[Remote]) -> int:
+    known = durable.read_json(os.path.join(path, ".known")) or {}
+    todo = [file for file in found if not _is_there(path, file, known)]
+    wanted = {".lock", ".known", *(file.name for file in found), *(_partial(file) for file in todo)}
+    for entry in os.listdir(path):
+        if entry not in wanted:
+            os.unlink(os.path.join(path, entry))
+    total, done = sum(file.size or 0 for file in todo), 0
+    info = os.statvfs(path)
+    if total + RESERVE > info.f_bavail * info.f_frsize:
+        free = info.f_bavail * info.f_frsize
+        raise AgentError("no-space", "%s: %d bytes are to come, %d are free" % (path, total, free), path=path)
+    for file in todo:
+        for came in _one(call, web, path, file):
+            done += came
+            call.progress({"text": "fetching " + file.name, "fraction": min(1.0, done / total) if total else 0.0})
+        known[file.name] = [file.tag, _stat(os.path.join(path, file.name))]
+        durable.write(os.path.join(path, ".known"), durable.json_bytes(known))
+    return done
+
+
+def _one(call: Context, web: _Web, path: str, file: Remote) -> Iterator[int]:
+    """Get one file, telling of each piece how long it is."""
+    partial = os.path.join(path, _partial(file))
+    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        have = os.fstat(fd).st_size if file.tag else 0
+        headers = {"Accept-Encoding": "identity"}
+        if have > 0 and (file.size is None or have < file.size):
+            headers["Range"] = "bytes=%d-" % have
+        if file.size is None or have != file.size or not have:
+            with web.open(file.url, **headers) as answer:
+                have = have if answer.status == 206 else 0
+                os.ftruncate(fd, have)
+                os.lseek(fd, have, os.SEEK_SET)
+                while True:
+                    data = _more(answer, file)
+                    if not data:
+                        break
+                    if call.cancelled():
+                        raise AgentError("failed", "cancelled")
+                    durable.write_all(fd, data)
+                    yield len(data)
+        size = os.fstat(fd).st_size
+        if file.size is not None and size != file.size:
+            if size > file.size:
+                os.unlink(partial)
+            raise AgentError("failed", "%s: %d bytes came, of %d" % (file.name, size, file.size), path=partial)
+        if file.digest and _hashed(fd, size, file.digest) != file.digest:
+            os.unlink(partial)
+            raise AgentError("failed", "%s is not what the server said it was: its digest differs" % file.name)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(partial, os.path.join(path, file.name))
+
+
+def _partial(file: Remote) -> str:
+    """A file on its way; one of another content has another name."""
+    return ".part-%s-%s" % (hashlib.sha256(file.tag.encode()).hexdigest()[:16], file.name)
+
+
+def _more(answer: Any, file: Remote) -> bytes:
+    try:
+        return bytes(answer.read(PIECE))
+    except (OSError, http.client.HTTPException) as error:
+        raise AgentError("failed", "%s: the download was cut (%s); run it again" % (file.name, error)) from None
+
+
+def _hashed(fd: int, size: int, like: str) -> str:
+    whole = hashlib.sha256() if _SHA256.match(like) else hashlib.sha1(b"blob %d\0" % size)
+    at = 0
+    while at < size:
+        data = os.pread(fd, PIECE, at)
+        whole.update(data)
+        at += len(data)
+    return whole.hexdigest()
+
+
+def _is_there(path: str, file: Remote, known: Dict[str, Any]) -> bool:
+    """A file that was verified when it came and is as it was then."""
+    return bool(file.tag) and known.get(file.name) == [file.tag, _stat(os.path.join(path, file.name))]
+
+
+def _stat(path: str) -> Optional[List[int]]:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns, info.st_ino]
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """One at a time: whoever comes second finds everything there."""
+    fd = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+class _Elsewhere(Exception):
+    """The answer to HEAD is a redirection; its headers."""
+
+    def __init__(self, headers: Any) -> None:
+        super().__init__("elsewhere")
+        self.headers = headers
+
+
+class _Missing(AgentError):
+    """The server has no such file."""
+
+
+def _refused(error: urllib.error.HTTPError, url: str) -> AgentError:
+    if error.code in (401, 403):
+        return AgentError("permission", "%s: %d, access is refused" % (_shown(url), error.code), token=True)
+    if error.code == 404:
+        return _Missing("not-found", "%s: 404, there is no such thing" % _shown(url))
+    return AgentError("failed", "%s: %d %s" % (_shown(url), error.code, error.reason))
+
+
+def _json(data: bytes, what: str) -> Dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise AgentError("failed", "%s: not a JSON object" % what)
+    return value
+
+
+def _digest(tag: str) -> str:
+    bare = tag.strip('"')
+    return bare if _SHA256.match(bare) or _GIT.match(bare) else ""
+
+
+def _plain(name: str) -> str:
+    if not name or "/" in name or "\0" in name or name.startswith("."):
+        raise AgentError("invalid", "not a plain file name: %r" % name)
+    return name
+
+
+def _demand_web(url: str) -> None:
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise AgentError("invalid", "not an http or https address: %r" % _shown(url))
+
+
+def _server(url: str) -> Tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _shown(url: str) -> str:
+    """An address without what may be secret in it: user, password, query."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+CALLS = {"folder": folder}

@@ -1,0 +1,97 @@
+"""Draft models fetched from the web, by the controller or by the host."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from pydantic import Field
+
+from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.errors import OpsctlError, RemoteError, TaskFailed
+from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.fields import Text, reveal
+from opsctl.text import size
+
+HUB = "https://huggingface.co"
+
+
+class DrafterFetchArgs(ModuleArgs):
+    source: str = Field(description="An https address of a folder, or ORG/NAME[@REVISION] of the Hugging Face hub.")
+    by: Literal["controller", "host"] = Field("controller", description="Who fetches it.")
+    token: Text | None = Field(
+        None, description="Token of the hub or server, a secret; by default $HF_TOKEN of the controller, for the hub."
+    )
+    endpoint: str | None = Field(
+        None, description="Address of the hub; by default $HF_ENDPOINT of the controller, or huggingface.co."
+    )
+
+
+class DrafterFetch(Action[DrafterFetchArgs]):
+    """Fetch a draft model from the web into a folder that is kept, and give its `path` or `host_path`.
+
+    Sizes, and digests where the server tells them (the hub does), are verified; what is there is not fetched again,
+    and a download that was cut goes on. The token is sent to the named server only. Of a folder at an address,
+    `config.json` and the weights are taken; of a repository, all files at its top but hidden ones.
+    """
+
+    name = "drafter_fetch"
+    args = DrafterFetchArgs
+    examples = """
+- name: Fetch the drafter
+  when: false
+  drafter_fetch: {source: acme/k25-eagle3@v2, by: host}
+  register: fetched
+"""
+
+    def run(self, args: DrafterFetchArgs, host: Host, site: Site, progress: Progress) -> Outcome:
+        call = asked(args, os.environ)
+        try:
+            if args.by == "host":
+                found = host.call(call, on_progress=lambda data, body: progress(data["text"], data["fraction"])).result
+            else:
+                found = _here(call, progress)
+        except (AgentError, RemoteError) as error:
+            raise _explained(error, args.source) from None
+        where = {"path": None, "host_path": None, ("host_path" if args.by == "host" else "path"): found["path"]}
+        fetched = size(found["fetched"]) if found["fetched"] else "nothing"
+        told = f"{found['files']} files, {size(found['size'])}, {fetched} fetched"
+        return Outcome(
+            values={**where, **{key: found[key] for key in ("revision", "files", "size", "fetched")}}, lines=(told,)
+        )
+
+
+def asked(args: DrafterFetchArgs, environment: Any) -> Call:
+    """The call that fetches; the token travels in its body, which nobody keeps."""
+    from opsctl.secret import Secret
+
+    is_hub = "://" not in args.source
+    source, _, revision = args.source.partition("@") if is_hub else (args.source, "", "")
+    token = args.token or (Secret(environment["HF_TOKEN"]) if is_hub and environment.get("HF_TOKEN") else None)
+    endpoint = args.endpoint or environment.get("HF_ENDPOINT") or HUB
+    call = {"source": source, "endpoint": endpoint, "revision": revision or "main"}
+    return Call("fetch.folder", call, reveal(token).encode() if token else b"")
+
+
+class _Here(Context):
+    def __init__(self, body: bytes, progress: Progress) -> None:
+        self.body, self._progress = body, progress
+
+    def progress(self, data: Any, body: bytes = b"") -> None:
+        self._progress(data["text"], data["fraction"])
+
+
+def _here(call: Call, progress: Progress) -> dict[str, Any]:
+    from opsctl.agent import fetch
+
+    return fetch.folder(_Here(call.body, progress), **call.args)
+
+
+def _explained(error: AgentError | RemoteError, source: str) -> OpsctlError:
+    if error.kind == "permission" and error.fields.get("token"):
+        hint = "give a token that may read it: HF_TOKEN in the environment, or `token` of the task"
+    elif error.kind == "not-found":
+        hint = "is it spelled as on the server, and public? A private one needs a token"
+    else:
+        hint = None
+    return TaskFailed(f"cannot fetch {source}: {error}", hint=hint)
