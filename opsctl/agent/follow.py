@@ -17,7 +17,7 @@ from typing import Any, Generator, List, Optional
 
 from opsctl.agent.logtail import Tail
 from opsctl.agent.protocol import AgentError, Context
-from opsctl.agent.redact import Redactor
+from opsctl.agent.redact import MAX_LINE, Redactor
 
 TICK = 1.0
 _POLL = 0.2
@@ -66,7 +66,7 @@ def lines(
     if path:
         source = _file(path, at, past)
     elif unit or container:
-        source = _command(call, _argv(unit, user_unit, container, at, past), bool(unit))
+        source = _command(call, _argv(unit, user_unit, container, at, past), bool(unit), redactor)
     else:
         raise AgentError("not-found", "there is no log to follow: neither a file nor a unit is known")
     said = 0.0
@@ -127,7 +127,7 @@ def _argv(unit: Optional[str], user: bool, container: Optional[str], at: Any, pa
     return ["journalctl", "--user-unit" if user else "--unit", str(unit), "--follow", "--output", "json"] + start
 
 
-def _command(call: Context, argv: List[str], journal: bool) -> "Generator[Any, None, None]":
+def _command(call: Context, argv: List[str], journal: bool, redactor: Redactor) -> "Generator[Any, None, None]":
     try:
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -143,8 +143,10 @@ def _command(call: Context, argv: List[str], journal: bool) -> "Generator[Any, N
             if select.select([handle], [], [], _POLL)[0]:
                 data = os.read(handle, 1 << 16)
                 if not data:
-                    raise AgentError("failed", "%s ended: %s" % (argv[0], rest.decode("utf-8", "replace")[:200]))
+                    said = redactor.text(rest.decode("utf-8", "replace"))
+                    raise AgentError("failed", "%s ended: %s" % (argv[0], said[:200]))
                 *whole, rest = (rest + data).split(b"\n")
+                rest = rest[:MAX_LINE]
                 for line in whole:
                     text, cursor = (
                         _entry(line) if journal else (line.decode("utf-8", "backslashreplace"), int(time.time()))

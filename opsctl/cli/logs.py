@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Collect, follow, summarise and redact logs.")
 
-Scan = Callable[[list[Path]], dict[str, Any]]
 _MORE = "Also mask addresses, host names, serial numbers and UUIDs."
 _PROMPTS = "Leave what --log-requests printed."
 SinceOption = Annotated[str | None, typer.Option(metavar="DURATION", help="How far back: 30m, 2h, 1d.")]

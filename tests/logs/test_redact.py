@@ -16,6 +16,8 @@ from detect_secrets.settings import transient_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opsctl.agent import follow
+from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.redact import MAX_LINE, Redactor, redact_stream
 from tests.logs.canaries import CANARIES, INNOCENT, Canary
 
@@ -192,3 +194,12 @@ def test_the_command_redacts_a_stream() -> None:
     )
     assert b"aB3aB3" not in done.stdout
     assert done.stdout.endswith(b"\n\xff\xfe bytes stay\n")
+
+
+def test_the_last_words_of_a_followed_command_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\nprintf 'HF_TOKEN=hf_Qd7xPz2LmKc9TnVbYs4RgWj1Ha8EuXoFiC'\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(AgentError, match=r"docker ended: HF_TOKEN=\[REDACTED/"):
+        follow.lines(Context(), container="sglang")
