@@ -34,13 +34,18 @@ class Template(Module[TemplateArgs]):
 """
 
     def observe(self, args: TemplateArgs, site: Site) -> Sequence[Call]:
+        _rendered(args, site)  # a mistake in the template is told before any host is touched
         return (look(args.dest, args.follow),)
 
     def plan(self, args: TemplateArgs, seen: Sequence[Reply], site: Site) -> Change | None:
-        path = site.find("templates", args.src)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise UsageError(f"template {path} is not UTF-8 text", hint="use `copy` for binary files") from None
-        rendered = site.render(text, str(path))
+        rendered = _rendered(args, site)
         return place(args.dest, rendered.encode(), seen[0], args, args.secret or holds_secret(rendered))
+
+
+def _rendered(args: TemplateArgs, site: Site) -> str:
+    path = site.find("templates", args.src)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"template {path} is not UTF-8 text", hint="use `copy` for binary files") from None
+    return site.render(text, str(path))

@@ -57,6 +57,35 @@ def test_check_mode_says_what_would_change_and_changes_nothing(project: Project)
     assert project.run(check=True, exit_code=True).code == Exit.DONE
 
 
+@pytest.mark.parametrize(("src", "told"), [("absent.j2", "no 'absent.j2'"), ("typo.j2", "'naem' is not defined")])
+def test_a_mistake_in_a_template_is_told_before_the_host_is_touched(project: Project, src: str, told: str) -> None:
+    project.write("one\n{{ naem }}\n", "typo.j2")
+    with pytest.raises(UsageError, match=told):
+        project.run(
+            f"""\
+hosts: here
+vars: {{name: a}}
+tasks:
+  - {{name: first, file: {{path: OUT/etc, state: directory}}}}
+  - {{name: second, template: {{src: {src}, dest: OUT/etc/a}}}}
+"""
+        )
+    assert list(project.out.iterdir()) == []
+
+
+def test_a_template_of_what_an_earlier_task_said_is_rendered_when_it_is_known(project: Project) -> None:
+    project.write("{{ asked.stdout | trim }}\n", "said.j2")
+    play = """\
+hosts: here
+tasks:
+  - {name: ask, command: echo 1, register: asked}
+  - {name: write, template: {src: said.j2, dest: OUT/a}}
+"""
+    assert project.run(play, check=True).statuses()["write"] == "unknown"
+    assert project.run(play).code == Exit.DONE
+    assert (project.out / "a").read_text() == "1\n"
+
+
 def test_check_mode_does_not_guess_what_a_command_would_say(project: Project) -> None:
     checked = project.run(
         """\
