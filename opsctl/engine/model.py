@@ -101,7 +101,7 @@ class Gate(_Strict):
     """A condition on what was measured. If it does not hold at the end of the play, the play has failed."""
 
     name: str | None = None
-    measure: str | None = Field(None, description="Name of a measured value, such as acceptance_length.")
+    measure: str | None = Field(None, description="Name of a measured value, such as accept_length.")
     at_least: Number | None = None
     at_most: Number | None = None
     that: str | None = Field(None, description="An expression instead of a measure.")
