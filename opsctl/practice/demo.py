@@ -59,7 +59,8 @@ class Tour:
 
     def take(self, step: Step) -> None:
         """Show a command and run it; note an end that is not the one announced."""
-        print(f"\n\033[1m# {step.says}\033[0m" if sys.stdout.isatty() else f"\n# {step.says}")
+        says = "# " + step.says.replace("\n", "\n# ")
+        print(f"\n\033[1m{says}\033[0m" if sys.stdout.isatty() else f"\n{says}")
         print(f"$ opsctl {' '.join(step.argv)}", flush=True)
         # The command finds inventory.yaml as it would for a user: in the folder it is run in. Its own records stay
         # with the practice host.
