@@ -11,6 +11,7 @@ from typer._click import Context  # typer carries its own click
 from typer.core import TyperGroup
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, tell_errors
+from opsctl.cli.reporting import JunitOption, OutputOption, Reporting, SummaryOption
 from opsctl.errors import Exit, UsageError
 from opsctl.secret import mask
 from opsctl.text import printable
@@ -71,7 +72,9 @@ def health(
     only: Annotated[str, typer.Option(metavar="CHECK,...", help="Run only these checks or families (klog).")] = "",
     skip: Annotated[str, typer.Option(metavar="CHECK,...", help="Leave these out.")] = "",
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML too.")] = None,
+    output: OutputOption = "human",
+    junit: JunitOption = None,
+    summary: SummaryOption = None,
     active: Annotated[
         bool,
         typer.Option("--active", help="Load idle GPUs with the tests that are installed: nvbandwidth, NCCL, torch."),
@@ -82,35 +85,13 @@ def health(
     """Is this GPU host fit to serve? Exit code 0 fit, 10 warnings, 11 a check failed."""
     if context.invoked_subcommand:
         return
-    from opsctl.gpu.judge import judge, selected
-
-    checks = selected(_names(only), _names(skip))
-    if capture and (host or inventory or watch):
-        raise UsageError("--capture judges files, not hosts", hint="leave out --host, --inventory and --watch")
-    if active and (capture or watch):
-        raise UsageError("--active tests hosts, once", hint="leave out --capture and --watch")
-    unreached: list[Done[Evidence]] = []
-    if capture:
-        from opsctl.gpu.bundle import members
-        from opsctl.gpu.capture import hosts
-        from opsctl.gpu.settings import Settings
-
-        evidence = hosts(members(capture))
-        reports = [judge(name, one, Settings(), checks) for name, one in evidence]
-    else:
-        from opsctl.cli import health_hosts
-
-        listed = chosen(inventory, host)
-        if watch:
-            health_hosts.watch(listed, checks, every)
-        done = health_hosts.evidence_of(listed, load=active)
-        unreached = [one for one in done if one.error]
-        evidence = [(one.host.name, one.value) for one in done if one.value is not None]
-        reports = health_hosts.reports(done, checks)
-    if record:
-        _print_profile(evidence, reports, json_output)
-        raise typer.Exit(tell_errors(unreached))
-    finish(reports, json_output=json_output, junit=junit, verbose=verbose, unreached=unreached)
+    reporting = Reporting("health", output, junit, summary, json_output)
+    with reporting.errors():
+        evidence, unreached, reports = _judged(capture, inventory, host, only, skip, every if watch else None, active)
+        if record:
+            _print_profile(evidence, reports, json_output)
+            raise typer.Exit(tell_errors(unreached))
+    finish(reporting, reports, unreached, verbose=verbose)
 
 
 @app.command()
@@ -121,38 +102,67 @@ def explain(topic: Annotated[str, typer.Argument(metavar="CHECK|XID")]) -> None:
     _show_explanation(explanation_of(topic))
 
 
+def _judged(
+    capture: list[Path] | None,
+    inventory: str | None,
+    host: str | None,
+    only: str,
+    skip: str,
+    every: float | None,
+    active: bool,
+) -> tuple[list[tuple[str, Evidence]], list[Done[Evidence]], list[HostReport]]:
+    """What was seen of each host, the hosts that were not reached, and the reports. every: watch, in seconds."""
+    from opsctl.gpu.judge import judge, selected
+
+    checks = selected(_names(only), _names(skip))
+    if capture and (host or inventory or every):
+        raise UsageError("--capture judges files, not hosts", hint="leave out --host, --inventory and --watch")
+    if active and (capture or every):
+        raise UsageError("--active tests hosts, once", hint="leave out --capture and --watch")
+    if capture:
+        from opsctl.gpu.bundle import members
+        from opsctl.gpu.capture import hosts
+        from opsctl.gpu.settings import Settings
+
+        evidence = hosts(members(capture))
+        return evidence, [], [judge(name, one, Settings(), checks) for name, one in evidence]
+    from opsctl.cli import health_hosts
+
+    listed = chosen(inventory, host)
+    if every:
+        health_hosts.watch(listed, checks, every)
+    done = health_hosts.evidence_of(listed, load=active)
+    seen = [(one.host.name, one.value) for one in done if one.value is not None]
+    return seen, [one for one in done if one.error], health_hosts.reports(done, checks)
+
+
 def finish(
-    reports: list[HostReport],
-    *,
-    json_output: bool,
-    junit: Path | None,
-    verbose: bool,
-    unreached: Sequence[Done[Evidence]] = (),
+    reporting: Reporting, reports: list[HostReport], unreached: Sequence[Done[Evidence]], *, verbose: bool
 ) -> None:
-    """Print the reports, write JUnit, and end with the exit code of the worst: a failed check, then a lost host."""
+    """Tell the reports, and end with the exit code of the worst: a failed check, then a lost host."""
     from opsctl.gpu.model import Verdict, worst
+    from opsctl.report.health import findings, show
 
     overall = worst([r.verdict for r in reports])
     not_reached = [(one.host.name, mask(one.error.message)) for one in unreached if one.error]
-    if junit:
-        from opsctl.report.health import write_junit
+    lost = next((one.error.exit_code for one in unreached if one.error), None)
+    fit = Exit.DEGRADED if overall is Verdict.WARN else Exit.DONE
+    code = Exit.UNFIT if overall is Verdict.FAIL else lost or fit
 
-        write_junit(junit, reports, not_reached)
-    if json_output:
+    def tell() -> None:
+        if not reporting.as_json:
+            show(reports, verbose=verbose, unreached=not_reached)
+            return
         import json
 
         document: dict[str, Any] = {"verdict": overall.value, "hosts": [r.as_json() for r in reports]}
         if unreached:
             document["unreached"] = [{"host": one.host.name, "error": mask(str(one.error))} for one in unreached]
         typer.echo(json.dumps(document, indent=2))
-    else:
-        from opsctl.report.health import show
 
-        show(reports, verbose=verbose, unreached=not_reached)
-    lost = tell_errors(unreached)
-    if overall is Verdict.FAIL:
-        raise typer.Exit(Exit.UNFIT)
-    raise typer.Exit(lost or (Exit.DEGRADED if overall is Verdict.WARN else Exit.DONE))
+    reporting.tell(lambda: findings(reports, not_reached), code, tell)
+    tell_errors(unreached)
+    raise typer.Exit(code)
 
 
 def _names(option: str) -> list[str]:

@@ -25,13 +25,16 @@ from opsctl.cli.playing import (
     YesOption,
     play,
 )
+from opsctl.cli.reporting import Reporting
 from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
+    from opsctl.cli.hosts import Done
     from opsctl.cli.patch_hosts import Status, Wanted
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
+    from opsctl.report.findings import Finding
     from opsctl.sglang.patchset import Report
 
 app = typer.Typer(no_args_is_help=True)
@@ -51,28 +54,38 @@ def check(
     own: Annotated[Path | None, _OWN] = None,
     as_json: Annotated[bool, _JSON] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show what would change, as a unified diff.")] = False,
+    output: OutputOption = "human",
+    junit: JunitOption = None,
+    summary: SummaryOption = None,
 ) -> int:
     """What a local source tree needs. Changes nothing.
 
     Exit code 0: nothing is needed, 3: a patch is needed, 8: a patch is in conflict with the tree.
     """
     from opsctl import patchfiles
+    from opsctl.report import patch_cases
     from opsctl.sglang import patching, patchset
     from opsctl.sglang.tree import here, load
 
-    extra = patchfiles.read(own) if own else patchfiles.Own()
-    chosen = (*patchset.select(patches or (), target=for_target), *extra.states)
-    found = load(here, str(tree), patchset.classes(chosen), patchset.files(chosen))
-    tried = here(patching.trying(found.root, [d.text for d in extra.diffs]))
-    plan = patching.plan(found, chosen, *patching.tried([d.name for d in extra.diffs], tried))
+    reporting = Reporting("patch check", output, junit, summary, as_json)
+    with reporting.errors():
+        extra = patchfiles.read(own) if own else patchfiles.Own()
+        chosen = (*patchset.select(patches or (), target=for_target), *extra.states)
+        found = load(here, str(tree), patchset.classes(chosen), patchset.files(chosen))
+        tried = here(patching.trying(found.root, [d.text for d in extra.diffs]))
+        plan = patching.plan(found, chosen, *patching.tried([d.name for d in extra.diffs], tried))
     report = plan.report
-    if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
-        return report.exit_code
-    _tell(report)
-    if diff and plan.edits:
-        typer.echo()
-        typer.echo(printable(plan.diff()), nl=False)
+
+    def tell() -> None:
+        if as_json:
+            typer.echo(json.dumps(report.to_json(), indent=2))
+            return
+        _tell(report)
+        if diff and plan.edits:
+            typer.echo()
+            typer.echo(printable(plan.diff()), nl=False)
+
+    reporting.tell(lambda: patch_cases.findings(str(tree), report, str(tree)), report.exit_code, tell)
     return report.exit_code
 
 
@@ -128,7 +141,10 @@ def sglang(
     except ValueError as error:
         raise UsageError(f"--lock-wait: {error}") from None
     if status:
-        return _tell_status(inventory, host, patches or [], tree, for_target, own, as_json=as_json, diff=bool(diff))
+        reporting = Reporting("patch sglang --status", output, junit, summary, as_json)
+        with reporting.errors():
+            done = _statuses(inventory, host, patches or [], tree, for_target, own)
+        return _tell_status(done, reporting, diff=bool(diff))
     from opsctl.cli.patch_hosts import PLAYBOOK, own_patches, undo_runs
     from opsctl.engine.options import Given, Options
 
@@ -176,17 +192,14 @@ def _wanted(names: Sequence[str], tree: str | None, target: str | None, own: Pat
     return Wanted(tuple(names), tree, target, *own_patches(own, names))
 
 
-def _tell_status(
+def _statuses(
     inventory: str | None,
     host: str | None,
     names: Sequence[str],
     tree: str | None,
     target: str | None,
     own: Path | None,
-    *,
-    as_json: bool,
-    diff: bool,
-) -> Exit:
+) -> list[Done[Status]]:
     hosts = chosen(inventory, host)
     # What judges the source is loaded while the first packets travel.
     with ThreadPoolExecutor(1) as pool:
@@ -199,24 +212,37 @@ def _tell_status(
 
             return status(remote, one, loading.result())
 
-        done = on_each(hosts, look)
+        return on_each(hosts, look)
+
+
+def _tell_status(done: Sequence[Done[Status]], reporting: Reporting, *, diff: bool) -> Exit:
     from opsctl.cli.patch_hosts import lines
+    from opsctl.report import patch_cases
 
     found = [d.value for d in done if d.value is not None]
     failed = tell_errors(done)
-    if as_json and found:
-        told = [one.to_json() for one in found]
-        typer.echo(json.dumps(told[0] if len(done) == 1 else {"hosts": told}, indent=2))
-    for one in () if as_json else found:
-        typer.secho(printable(one.host), bold=True)
-        _tell(one.report)
-        for line in lines(one):
-            typer.echo(printable(line))
-        if diff and one.diff:
-            typer.echo(printable(one.diff), nl=False)
-    if failed is not Exit.DONE:
-        return failed
-    return max((one.report.exit_code for one in found), default=Exit.DONE)
+    code = failed or max((one.report.exit_code for one in found), default=Exit.DONE)
+
+    def tell() -> None:
+        if reporting.as_json and found:
+            told = [one.to_json() for one in found]
+            typer.echo(json.dumps(told[0] if len(done) == 1 else {"hosts": told}, indent=2))
+        for one in () if reporting.as_json else found:
+            typer.secho(printable(one.host), bold=True)
+            _tell(one.report)
+            for line in lines(one):
+                typer.echo(printable(line))
+            if diff and one.diff:
+                typer.echo(printable(one.diff), nl=False)
+
+    def findings() -> list[Finding]:
+        from opsctl.report.findings import Finding
+
+        lost = [Finding.of(one.error) for one in done if one.error]
+        return lost + [f for one in found for f in patch_cases.findings(one.host, one.report)]
+
+    reporting.tell(findings, code, tell)
+    return code
 
 
 @app.command("list")

@@ -220,21 +220,22 @@ def _reports(showing: Showing, stack: ExitStack) -> Sequence[Callable[[Event], N
         if showing.junit:
             from opsctl.report.run_cases import junit
 
-            _write(showing.junit, junit(record))
+            write_file(showing.junit, junit(record))
         if showing.summary:
             from opsctl.report.summary import summary
 
-            _write(showing.summary, summary(record), append=True)
+            write_file(showing.summary, summary(record), append=True)
         if showing.html:
             from opsctl.report.run_page import run_page
 
-            _write(showing.html, run_page(record))
+            write_file(showing.html, run_page(record))
 
     stack.callback(write)
     return (lambda event: events.append(to_json(event)),)
 
 
-def _write(path: Path, text: str, *, append: bool = False) -> None:
+def write_file(path: Path, text: str, *, append: bool = False) -> None:
+    """Write a report. Raises UsageError when the file cannot be written."""
     try:
         with path.open("a" if append else "w", encoding="utf-8") as file:
             file.write(text)

@@ -14,7 +14,9 @@ import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.cli.playing import YesOption
+from opsctl.cli.reporting import JunitOption, OutputOption, Reporting, SummaryOption
 from opsctl.errors import Exit, UsageError
+from opsctl.secret import remember
 from opsctl.text import printable
 
 if TYPE_CHECKING:
@@ -54,12 +56,16 @@ def probe(
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
+    output: OutputOption = "human",
+    junit: JunitOption = None,
+    summary_file: SummaryOption = None,
 ) -> None:
     """Measure acceptance length, throughput and latency."""
     if context.invoked_subcommand:
         return
     from opsctl.cli import probe_ab, probe_view
     from opsctl.cli.probe_target import reached_at
+    from opsctl.report import probe_cases
     from opsctl.report.probe_page import probe_page
     from opsctl.sglang import gates, probe_store
     from opsctl.sglang.breakeven import curve
@@ -67,21 +73,24 @@ def probe(
     from opsctl.sglang.probe_findings import findings
     from opsctl.sglang.probe_result import summarise, to_json, words
 
-    wanted = [gates.parse_gate(text) for text in gate or []]
-    known = _baseline(baseline)
-    plan = _plan(prompts, concurrency, max_tokens, temperature)
-    key = os.environ.get(api_key_env) or None
-    if ab:
-        probe_ab.check(url, baseline)
-    with reached_at(url, inventory, host, port, key, max(plan.concurrency)) as reached:
-        info = reached.server.info()
-        template = _template(chat_template, info, reached.read)
+    reporting = Reporting("probe", output, junit, summary_file, as_json)
+    with reporting.errors():
+        wanted = [gates.parse_gate(text) for text in gate or []]
+        known = _baseline(baseline)
+        plan = _plan(prompts, concurrency, max_tokens, temperature)
+        key = os.environ.get(api_key_env) or None
+        remember(key or "")
         if ab:
-            probe_ab.consent(info, reached.name, yes=yes)
-        measured = measure(reached.server, info, plan, template, _progress())
-        if ab:
-            with probe_ab.without_speculation(reached) as plain:
-                known = probe_ab.baseline(plain, plan, template, reached.name, _progress())
+            probe_ab.check(url, baseline)
+        with reached_at(url, inventory, host, port, key, max(plan.concurrency)) as reached:
+            info = reached.server.info()
+            template = _template(chat_template, info, reached.read)
+            if ab:
+                probe_ab.consent(info, reached.name, yes=yes)
+            measured = measure(reached.server, info, plan, template, _progress())
+            if ab:
+                with probe_ab.without_speculation(reached) as plain:
+                    known = probe_ab.baseline(plain, plan, template, reached.name, _progress())
     summary = summarise(measured, known)
     noticed = findings(measured, summary, with_key=bool(key), simulated=reached.simulated)
     result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
@@ -95,16 +104,23 @@ def probe(
     if report:
         even, steps = summary.break_even, info.speculative_num_steps
         _write(report, probe_page(result, curve(even, steps + 1) if even and steps else []))
-    if as_json:
-        typer.echo(json.dumps(result | {"run": run}))
-    else:
+
+    def tell() -> None:
+        if as_json:
+            typer.echo(json.dumps(result | {"run": run}))
+            return
         sentence = words(summary, measured.info.speculative_num_steps)
         for line in probe_view.lines(result, sentence, noticed, outcomes):
             typer.echo(printable(line))
         if run:
             typer.echo(f"kept as run {run}")
-    if not all(o.holds for o in outcomes):
-        raise typer.Exit(Exit.GATE)
+
+    code = Exit.DONE if all(o.holds for o in outcomes) else Exit.GATE
+    reporting.tell(
+        lambda: probe_cases.findings(reached.name, probe_view.figures(result), noticed, outcomes), code, tell
+    )
+    if code is not Exit.DONE:
+        raise typer.Exit(code)
 
 
 @app.command()

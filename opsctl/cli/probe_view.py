@@ -39,6 +39,14 @@ def lines(
         yield f"gate {o}"
 
 
+def figures(result: dict[str, Any]) -> str:
+    """The two figures that matter, on one line."""
+    accept = result["accept_length"]
+    parts = [f"acceptance length {accept['mean']:.2f}" if accept else "no speculation"]
+    parts += [f"{number(t['per_request'])} tok/s a request at {level}" for level, t in result["throughput"].items()]
+    return ", ".join(parts)
+
+
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import typer
 
 from opsctl.gpu.judge import HostReport, Result
 from opsctl.gpu.model import KernelEvent, Verdict
-from opsctl.report import junit
+from opsctl.report.findings import Finding, Status
 from opsctl.text import few, one_line, printable
 
 _FEW = 4  # unfit hosts of a fleet whose faults are told in full
+_STATUS: dict[Verdict, Status] = {
+    Verdict.PASS: "passed", Verdict.WARN: "warned", Verdict.FAIL: "failed", Verdict.SKIP: "skipped",
+}  # fmt: skip
 _COLOUR = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.SKIP: "bright_black"}
 
 
@@ -83,28 +85,27 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
     return lines
 
 
-def write_junit(path: Path, reports: Iterable[HostReport], unreached: Iterable[tuple[str, str]] = ()) -> None:
-    lost = [junit.Case(host, "reached", "failed", why) for host, why in unreached]
-    junit.write(path, "opsctl health", [*lost, *(case for report in reports for case in cases(report))])
+def findings(reports: Iterable[HostReport], unreached: Iterable[tuple[str, str]] = ()) -> list[Finding]:
+    """One finding per host and check, told by the worst of its results. unreached: as in `show`."""
+    lost = [Finding(host, "reached", "failed", why) for host, why in unreached]
+    found = []
+    for report in reports:
+        by_check: dict[str, list[Result]] = {}
+        for result in report.results:
+            by_check.setdefault(result.check, []).append(result)
+        found += [_finding(report.host, check, results) for check, results in by_check.items()]
+    return lost + found
 
 
-def cases(report: HostReport) -> list[junit.Case]:
-    """One case per check: failed by a failure; a warning passes with its text."""
-    by_check: dict[str, list[Result]] = {}
-    for result in report.results:
-        by_check.setdefault(result.check, []).append(result)
-    return [_case(report.host, check, results) for check, results in by_check.items()]
-
-
-def _case(host: str, check: str, results: list[Result]) -> junit.Case:
+def _finding(host: str, check: str, results: list[Result]) -> Finding:
     worst = max(results, key=lambda r: r.verdict.rank)
     told = "\n".join(f"{r.verdict.value}: {_subject(r)}{r.found.evidence}" for r in results)
-    detail = f"{told}\n{worst.remedy}" if worst.remedy else told
-    if worst.verdict is Verdict.FAIL:
-        return junit.Case(host, check, "failed", worst.found.evidence, detail)
-    if worst.verdict is Verdict.SKIP:
-        return junit.Case(host, check, "skipped", worst.found.evidence)
-    return junit.Case(host, check, "passed", told if worst.verdict is Verdict.WARN else "")
+    if worst.verdict.rank <= Verdict.PASS.rank:
+        return Finding(
+            host, check, _STATUS[worst.verdict], worst.found.evidence if worst.verdict is Verdict.SKIP else ""
+        )
+    message = f"{_subject(worst)}{worst.found.evidence}"
+    return Finding(host, check, _STATUS[worst.verdict], message, remedy=worst.remedy or "", detail=told)
 
 
 def _block(report: HostReport, verbose: bool) -> None:

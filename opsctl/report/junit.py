@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from opsctl.errors import UsageError
 from opsctl.secret import mask
 from opsctl.text import printable
 
@@ -48,14 +46,6 @@ def document(suite: str, cases: Iterable[Case]) -> str:
             SubElement(element, "system-out").text = _safe(case.message)
     indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
-
-
-def write(path: Path, suite: str, cases: Iterable[Case]) -> None:
-    """Raises UsageError when the file cannot be written."""
-    try:
-        path.write_text(document(suite, cases), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the JUnit file cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def _safe(text: str) -> str:

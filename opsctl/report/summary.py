@@ -14,32 +14,32 @@ def summary(record: Record) -> str:
     started, ended = record.started, record.ended or {}
     mode = " (check mode)" if started.get("check") else ""
     lines = [
-        f"## opsctl: {_cell(started.get('playbook', '?'))}{mode}: {_cell(ended.get('outcome', 'did not finish'))}", "",
+        f"## opsctl: {cell(started.get('playbook', '?'))}{mode}: {cell(ended.get('outcome', 'did not finish'))}", "",
         f"Run `{record.run}`, {duration(ended.get('seconds', 0))}, exit code {ended.get('exit_code', '?')}.", "",
         "| host | result | tasks | |", "|---|---|---|---|",
     ]  # fmt: skip
     for host in record.of("host_ended"):
         counts = ", ".join(f"{n} {k}" for k, n in host["counts"].items())
         mark = _MARKS.get(host["status"], "")
-        lines.append(f"| {_cell(host['host'])} | {mark} {host['status']} | {counts} | {_cell(host['message'])} |")
+        lines.append(f"| {cell(host['host'])} | {mark} {host['status']} | {counts} | {cell(host['message'])} |")
     gates = list(record.of("gate_checked"))
     if gates:
         lines += ["", "| gate | host | |", "|---|---|---|"]
         for gate in gates:
             mark = {True: "✅", False: "❌", None: "?"}[gate["holds"]]
-            lines.append(f"| {_cell(gate['gate'])} | {_cell(gate['host'])} | {mark} {_cell(gate['message'])} |")
+            lines.append(f"| {cell(gate['gate'])} | {cell(gate['host'])} | {mark} {cell(gate['message'])} |")
     tasks = [t for t in record.of("task_ended") if t["status"] not in ("ok", "skipped")]
     if tasks:
         lines += ["", "| host | task | | |", "|---|---|---|---|"]
         lines += [
-            f"| {_cell(t['host'])} | {_cell(t['task'])} | {t['status']} | {_cell(t['summary'])} |" for t in tasks[:200]
+            f"| {cell(t['host'])} | {cell(t['task'])} | {t['status']} | {cell(t['summary'])} |" for t in tasks[:200]
         ]
         if len(tasks) > 200:
             lines.append(f"| … | {len(tasks) - 200} more | | |")
     return "\n".join(lines) + "\n\n"
 
 
-def _cell(text: object) -> str:
+def cell(text: object) -> str:
     """Text inside a table: one line, nothing that Markdown or HTML would act on."""
     safe = one_line(printable(mask(str(text))), 300)
     for c in "\\|`*_[]<>":

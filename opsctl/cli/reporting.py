@@ -1,0 +1,118 @@
+"""How every command that checks something reports to CI: --output, --junit and --summary."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from opsctl.cli.playing import JunitOption, Output, OutputOption, SummaryOption, write_file
+from opsctl.errors import OpsctlError, UsageError
+from opsctl.secret import mask, revealed
+
+if TYPE_CHECKING:
+    from opsctl.report.findings import Finding
+
+__all__ = ["JunitOption", "Output", "OutputOption", "Reporting", "SummaryOption"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """Where findings go. `as_json`: the command prints its one JSON object, and nothing else on stdout."""
+
+    command: str
+    output: Output = "human"
+    junit: Path | None = None
+    summary: Path | None = None
+    as_json: bool = False
+
+    @property
+    def _for_people_only(self) -> bool:
+        return self.output == "human" and not (self.junit or self.summary)
+
+    def tell(self, findings: Callable[[], Sequence[Finding]], exit_code: int, show: Callable[[], None]) -> None:
+        """Show the result and write the reports. `show` prints it, for people or as the JSON object."""
+        if self._for_people_only:
+            show()
+            return
+        found = [_from_here(one) for one in findings()]
+        self._print(found, exit_code, show)
+        self._write(found, exit_code)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """An error that ends the command reaches the CI too, and goes on."""
+        try:
+            yield
+        except OpsctlError as error:
+            if self._for_people_only:
+                raise
+            from opsctl.report.findings import Finding
+
+            found = [Finding.of(error)]
+            self._print(found, error.exit_code, lambda: None)
+            with suppress(UsageError):  # what ended the command matters more than a file that cannot be written
+                self._write(found, error.exit_code)
+            raise
+
+    def _print(self, found: Sequence[Finding], exit_code: int, show: Callable[[], None]) -> None:
+        if self.as_json or self.output == "human":
+            show()
+        elif self.output == "jsonl":
+            from opsctl.report.findings import json_lines
+
+            for line in json_lines(self.command, found, exit_code):
+                typer.echo(line)
+        elif text := mask(_printed(show)):
+            typer.echo(_github_group(self.command, text) if self.output == "github" else text, nl=False)
+        if self.output == "github" and not self.as_json:
+            from opsctl.report.annotations import github
+            from opsctl.report.findings import remarks
+
+            for annotation in remarks(found):
+                typer.echo(github(annotation))
+
+    def _write(self, found: Sequence[Finding], exit_code: int) -> None:
+        from opsctl.report import findings, junit
+
+        if self.output == "gitlab":
+            from opsctl.report.annotations import gitlab
+            from opsctl.report.ci_view import GITLAB_REPORT
+
+            write_file(GITLAB_REPORT, gitlab(findings.remarks(found)))
+        if self.junit:
+            write_file(self.junit, junit.document(f"opsctl {self.command}", findings.cases(found)))
+        if self.summary:
+            write_file(self.summary, findings.markdown(f"opsctl {self.command}", found, exit_code), append=True)
+
+
+def _from_here(found: Finding) -> Finding:
+    """With a path from the working folder, as CI systems know files."""
+    if found.place is None:
+        return found
+    file = os.path.relpath(found.place.file)
+    return found if file.startswith("..") else replace(found, place=replace(found.place, file=file))
+
+
+def _printed(show: Callable[[], None]) -> str:
+    with redirect_stdout(io.StringIO()) as printed:
+        show()
+    return printed.getvalue()
+
+
+def _github_group(title: str, text: str) -> str:
+    """The text in a fold of the log, where a line of a host's that looks like a workflow command is none."""
+    from opsctl.report.annotations import github_mask
+
+    masks = [github_mask(secret) for secret in sorted(revealed())]
+    token = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()  # not to be foreseen inside of the text
+    body = text if text.endswith("\n") else text + "\n"
+    head = "\n".join([*masks, f"::group::opsctl {title}", f"::stop-commands::{token}"])
+    return f"{head}\n{body}::{token}::\n::endgroup::\n"
