@@ -293,7 +293,10 @@ def _is_there(call: Context, path: str, chunk: Chunk) -> bool:
     except OSError:
         return False
     try:
-        if os.fstat(fd).st_size < end or os.lseek(fd, start, os.SEEK_HOLE) < end:
+        info = os.fstat(fd)
+        if info.st_nlink > 1:  # a link is made anew: it must not be written through
+            return False
+        if info.st_size < end or os.lseek(fd, start, os.SEEK_HOLE) < end:
             return False
         return bool(digest == stagesource.digest(call, fd, start, end)[0])
     except OSError:

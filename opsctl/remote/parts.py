@@ -137,7 +137,7 @@ class _Sending:
             return
         try:
             self._send(agent)
-        except (OpsctlError, OSError) as error:
+        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `run` raises it
             self.failed.append(error)
         finally:
             agent.close()
