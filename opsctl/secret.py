@@ -6,7 +6,9 @@ was revealed once is masked by `mask` in every text that leaves the process (ter
 
 from __future__ import annotations
 
+import json
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 MASK = "***"
 _SHORTEST = 4  # masking shorter values would blot out ordinary text
@@ -44,10 +46,12 @@ class Secret:
 
 
 def remember(value: str) -> None:
-    """Have `mask` hide this value, and each line of it, from now on."""
-    for part in {value, *value.splitlines()}:
-        if len(part.strip()) >= _SHORTEST:
-            _revealed.add(part.strip())
+    """Have `mask` hide this value, and each line of it, from now on; as JSON and URLs write it, too."""
+    for part in {value.strip(), *(line.strip() for line in value.splitlines())}:
+        if len(part) >= _SHORTEST:
+            _revealed.update(
+                (part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], quote(part, ""))
+            )
 
 
 def revealed() -> frozenset[str]:

@@ -91,20 +91,26 @@ class Fleet:
         waiting = list(batch)
         running: dict[Future[None], str] = {}
         failed = 0
+        bugs: list[BaseException] = []  # one of ours on one host is no reason to abandon the others in mid-task
         pool = ThreadPoolExecutor(min(self.at_once, len(batch)), thread_name_prefix="host")
         try:
             while waiting or running:
-                while waiting and len(running) < self.at_once and failed <= budget and not self.info.cancelled():
+                while (
+                    waiting and len(running) < self.at_once and not (failed > budget or bugs or self.info.cancelled())
+                ):
                     name = waiting.pop(0).name
                     running[pool.submit(self._one, play, self.sessions[name], on_host)] = name
                 if not running:
                     break
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     name = running.pop(done)
-                    done.result()
+                    if bug := done.exception():
+                        bugs.append(bug)
                     failed += name in self.ended and self.ended[name].status != "skipped"
         finally:
             pool.shutdown(wait=False)  # none is left, unless the user wants to stop at once
+        if bugs:
+            raise bugs[0]
         self._leave_out(waiting, failed)
         return failed
 
