@@ -13,9 +13,10 @@ from typing import Dict, List, NamedTuple, Pattern, Tuple
 PREFIX = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,6})?)((?: [A-Z][A-Z_]*\d+)*)\] ?")
 ANSI = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9])")
 
-ACCEPT = re.compile(rb", accept len: (\d*\.?\d+)")
-RATE = re.compile(rb", accept rate: (\d*\.?\d+)")
-THROUGHPUT = re.compile(rb"gen throughput \(token/s\): (\d*\.?\d+)")
+# Few digits: a float of four hundred is infinite, and JSON has no word for that.
+ACCEPT = re.compile(rb", accept len: (\d{0,12}\.?\d{1,12})")
+RATE = re.compile(rb", accept rate: (\d{0,12}\.?\d{1,12})")
+THROUGHPUT = re.compile(rb"gen throughput \(token/s\): (\d{0,12}\.?\d{1,12})")
 
 
 class Mark(NamedTuple):

@@ -101,14 +101,14 @@ def _time(found: Match[bytes]) -> bytes:
 def _json(line: bytes, zone: Zone) -> Optional[List[Entry]]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
         return None
     if "MESSAGE" in record:
         message, at = _bytes(record["MESSAGE"]), _journal_time(record, _bytes(record["MESSAGE"]), zone)
     elif isinstance(record.get("log"), str) and "time" in record:
-        message, at = _bytes(record["log"]), str(record["time"])[:19].replace("T", " ").encode()
+        message, at = _bytes(record["log"]), str(record["time"])[:19].replace("T", " ").encode("utf-8", "replace")
     else:
         return None
     entries: List[Entry] = []
@@ -122,7 +122,7 @@ def _bytes(value: Any) -> bytes:
     """journald gives text, or a list of byte values where the message is not plain text."""
     if isinstance(value, list):
         return bytes(v for v in value if isinstance(v, int) and 0 <= v < 256)
-    return str(value or "").encode("utf-8", "surrogateescape")
+    return str(value or "").encode("utf-8", "surrogatepass")
 
 
 def _journal_time(record: Any, message: bytes, zone: Zone) -> bytes:
@@ -139,4 +139,7 @@ def _journal_time(record: Any, message: bytes, zone: Zone) -> bytes:
         except ValueError:
             own = utc
         zone.offset = round((own - utc) / _QUARTER) * _QUARTER
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(utc + zone.offset)).encode()
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(utc + zone.offset)).encode()
+    except (ValueError, OverflowError, OSError):  # no year that has a name
+        return b""

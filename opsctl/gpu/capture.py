@@ -16,15 +16,19 @@ _SECTION = re.compile(r"^#{20,}\n# (?P<part>[^\n]*?) :: [^\n]*\n(?:# \$[^\n]*\n)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's colours and underlines, pasted along
 _XML = re.compile(r"<\?xml|<!DOCTYPE nvidia_smi_log|<nvidia_smi_log")
 _XML_END = "</nvidia_smi_log>"
+_NO_NUMBER = re.compile(r"\d{1000}")  # nothing here counts so far, and Python refuses to
+_LONGEST_HEADER = 16384  # all columns that nvidia-smi knows take a third of it
 _PREFERRED = ("xml", "text", "csv", "table", "list")
 
 
 def read(text: str, name: str) -> Evidence | None:
     """What `text` says about a host; None when it is nothing we know. An empty file is empty evidence.
 
-    Raises Unreadable for XML that is hostile or without a single value.
+    Raises Unreadable for XML that is hostile or without a single value, and for numbers nobody writes.
     """
     text = _ANSI.sub("", text.removeprefix("\ufeff")).replace("\r\n", "\n").replace("\r", "\n")
+    if _NO_NUMBER.search(text):
+        raise Unreadable("a number of more than a thousand digits", where=name or None)
     start = text.lstrip()
     if not start:
         return Evidence()
@@ -72,7 +76,7 @@ def _reading(text: str) -> Reading | None:
         return smi_text.read(text)
     if smi_table.MARK.search(text):
         return smi_table.read(text)
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    first = next((line for line in text.splitlines() if line.strip()), "")[:_LONGEST_HEADER]
     return smi_csv.read(text) if smi_csv.header(first) else smi_list.read(text)
 
 

@@ -46,7 +46,7 @@ def looks_like(text: str) -> bool:
     """Whether some of the first lines begin like a kernel log, or any line is one of its known messages."""
     lines = [line for line in text.splitlines() if line.strip()]
     framed = any(klog_lines.split(line).framed or _KERNEL.match(line) for line in lines[:200])
-    return framed or any(classify([line]) for line in lines)
+    return framed or any(WORTH.search(line) and classify([line]) for line in lines)
 
 
 def read(text: str) -> KernelLog:

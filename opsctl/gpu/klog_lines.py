@@ -19,6 +19,7 @@ _ISO = re.compile(r"^(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-
 _SYSLOG = re.compile(r"^(?P<time>[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?)\s")
 _HOST = re.compile(r"^(?:\S+ )?kernel: (?:\[\s*\d+\.\d+\]\s?)?")
 
+_LONGEST = 1536  # the kernel's longest line (printk: 1024) with a date and a host before it
 BOOT_MARKS = re.compile(r"^-- (?:Boot [0-9a-f]{32}|Reboot)\b.*--$")
 BOOT_LINE = re.compile(r"^Linux version \d")
 
@@ -37,6 +38,7 @@ def split(line: str) -> Line:
     line = line.rstrip("\r\n")
     if line.startswith("{") and '"MESSAGE"' in line:
         return _journal(line)
+    line = line[:_LONGEST]
     if kmsg := _KMSG.match(line):
         return Line(line[kmsg.end() :], f"{int(kmsg['us']) / 1e6:.6f}", True)
     rest, framed, time = line, False, None
@@ -59,8 +61,8 @@ def _journal(line: str) -> Line:
         record = json.loads(line)
         micros = int(record.get("__REALTIME_TIMESTAMP", 0))
         time = datetime.fromtimestamp(micros / 1e6, UTC).isoformat() if micros else None
-        return Line(str(record["MESSAGE"]), time, True)
-    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+        return Line(str(record["MESSAGE"])[:_LONGEST], time, True)
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, AttributeError, RecursionError):
         return Line(line, None, False)
 
 

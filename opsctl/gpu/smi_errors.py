@@ -45,7 +45,7 @@ def recorded_runs(text: str) -> tuple[SmiError, ...] | None:
     """The refusals in a JSON record of runs ({args, rc, stdout, stderr}, nested as it likes); None when it is none."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     runs = list(_runs(value, 0))
     if not runs:
