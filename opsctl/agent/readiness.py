@@ -175,7 +175,7 @@ class Readiness:
             self.draft = max(self._loads.values()) > 1
         if name in ("child_failed", "warmup_failed"):
             self._fail(events)
-        elif name == "watchdog" and b"soft=True" not in message:
+        elif name == "watchdog":
             self._trouble("watchdog", rank, message, events)
         elif name in _PHASE_OF and not self.failed:
             self._move(_PHASE_OF[name], events)
@@ -201,6 +201,8 @@ class Readiness:
             events.append(self.state)
 
     def _trouble(self, kind: str, rank: bytes, message: bytes, events: List[Dict[str, Any]]) -> None:
+        if kind == "watchdog" and b"soft=True" in message:
+            return  # it only tells, and ends nothing
         error = {"kind": kind, "message": self._safe(message), "rank": rank.decode() or None, "at": self.at}
         self._suspect = self._suspect or error
         if (kind in _ENDS_WITHOUT_WORD or kind == "watchdog") and not self.ready:

@@ -83,6 +83,15 @@ def test_a_real_crash_gives_its_first_error(name: str, kind: str) -> None:
     assert readiness.error["kind"] == kind
 
 
+@pytest.mark.parametrize("soft", [True, False])
+def test_only_a_watchdog_that_kills_is_a_failure(soft: bool) -> None:
+    readiness = Readiness()
+    readiness.feed(
+        f"[2026-02-08 03:20:00 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft={soft})\n".encode()
+    )
+    assert readiness.failed is not soft
+
+
 @pytest.mark.parametrize("name", ["0.5.9-llama-good", "0.5.23-llama-good", "0.5.23-llama-none"])
 def test_a_real_start_gets_ready(name: str) -> None:
     text = (DATA / f"{name}.log").read_bytes()
