@@ -8,13 +8,18 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "patch check": ("opsctl patch check --tree ~/sglang", "opsctl patch check --tree ~/sglang --own patches --diff"),
+    "patch check": (
+        "opsctl patch check --tree ~/sglang",
+        "opsctl patch check --tree ~/sglang --own patches --diff",
+        "opsctl patch check --tree ~/sglang --own patches --output gitlab",
+    ),
     "patch list": ("opsctl patch list",),
     "patch show": ("opsctl patch show eagle3-loader-strict",),
     "drafter check": (
         "opsctl drafter check ./my-drafter --target /data/models/Kimi-K2.5 --sglang 0.5.9",
         "opsctl drafter check ./my-drafter --host k25",
         "opsctl drafter check k25:/models/releases/draft/current --json",
+        "opsctl drafter check ./my-drafter --output github --summary summary.md",
     ),
     "drafter stage": (
         "opsctl drafter stage ./my-drafter --host k25 --name draft",
@@ -33,6 +38,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "opsctl probe --host k25",
         "opsctl probe --host k25 --concurrency 1,4,16 --gate 'accept_length>=2.5'",
         "opsctl probe --url http://127.0.0.1:30000 --json > before.json",
+        "opsctl probe --host k25 --gate 'accept_length>=2.5' --junit probe.xml",
     ),
     "probe compare": ("opsctl probe compare before.json after.json",),
     "diagnose": ("opsctl diagnose --host k25", "opsctl diagnose --here --port 30000"),
@@ -40,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "opsctl health",
         "opsctl health --host blackwell --only klog,pcie --verbose",
         "opsctl health --capture nvidia-smi-q-x.xml dmesg.txt",
+        "opsctl health --output github --junit health.xml --summary summary.md",
     ),
     "health explain": ("opsctl health explain p2p.config", "opsctl health explain 79"),
     "logs collect": ("opsctl logs collect --host k25 --since 2h",),

@@ -1,0 +1,225 @@
+"""What each command that checks something tells a CI system, in every format, on inputs with known faults."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from opsctl.cli.main import run
+from opsctl.errors import Exit, Place
+from opsctl.report import findings
+from opsctl.report.annotations import github
+from opsctl.report.drafter_cases import key_lines
+from opsctl.report.findings import Finding
+from tests.drafter import build
+from tests.probe.probe_standin import Shape, serving
+
+TREE_FILE = "tree/python/sglang/srt/models/x.py"
+CLASH = """\
+--- a/python/sglang/srt/models/x.py
++++ b/python/sglang/srt/models/x.py
+@@ -1,2 +1,2 @@
+ a = 1
+-b = 7
++b = 3
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command line, and what is wrong with its input. place: of the annotation; in: its text."""
+
+    words: tuple[str, ...]
+    code: Exit
+    rule: str
+    text: str
+    place: Place | None = None
+
+
+def health(folder: Path) -> Asked:
+    line = "[  100.000000] NVRM: Xid (PCI:0000:0a:00): 79, pid=1, name=python, GPU has fallen off the bus.\n"
+    (folder / "dmesg.txt").write_text(line)
+    return Asked(("health", "--capture", "dmesg.txt"), Exit.UNFIT, "klog.xid", "GPU has fallen off the bus")
+
+
+def drafter(folder: Path) -> Asked:
+    made = build.specforge()
+    made.config["draft_vocab_size"] = "many"
+    config = made.write(folder / "draft") / "config.json"
+    config.write_text(json.dumps(made.config, indent=2))
+    words = ("drafter", "check", str(folder / "draft"), "--sglang", "0.5.12")
+    line = 1 + [text.endswith('"many",') for text in config.read_text().splitlines()].index(True)
+    return Asked(words, Exit.UNFIT, "draft-vocab-size", "no positive integer", Place("draft/config.json", line))
+
+
+def patch(folder: Path) -> Asked:
+    (folder / TREE_FILE).parent.mkdir(parents=True)
+    (folder / TREE_FILE).write_text("a = 1\nb = 2\n")
+    (folder / "own").mkdir()
+    (folder / "own/clash.patch").write_text(CLASH)
+    words = ("patch", "check", "--tree", "tree", "--own", "own")
+    return Asked(words, Exit.CONFLICT, "clash", "does not apply", Place(TREE_FILE, 1))
+
+
+def probe(folder: Path) -> Asked:
+    (folder / "prompts.jsonl").write_text('{"id": "a", "input_ids": [40, 44]}\n')
+    gate = ("--gate", "accept_length>=3.5", "--gate", "accept_length<=9")
+    words = ("probe", "--prompts", "prompts.jsonl", "--max-tokens", "24", *gate)
+    return Asked(words, Exit.GATE, "gate", "accept_length>=3.5: 2, fails")
+
+
+@pytest.fixture(params=[health, drafter, patch, probe], ids=lambda make: make.__name__)
+def asked(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("OPSCTL_OUTPUT", "OPSCTL_SUMMARY", "OPSCTL_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    make: Callable[[Path], Asked] = request.param
+    made = make(tmp_path)
+    if make is not probe:
+        yield made
+        return
+    with serving(Shape(cycles=(1,))) as url:
+        yield replace(made, words=(*made.words, "--url", url))
+
+
+def test_people_and_machines_read_what_they_did(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*asked.words, "--json", "-o", "github"]) == asked.code
+    assert isinstance(json.loads(capfd.readouterr().out), dict)
+    assert run([*asked.words]) == asked.code
+    assert "::" not in capfd.readouterr().out
+
+
+def test_github(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*asked.words, "-o", "github"]) == asked.code
+    lines = capfd.readouterr().out.splitlines()
+    blamed = [line for line in lines if line.startswith("::error ") and f"title={asked.rule}" in line]
+    assert len(blamed) == 1
+    assert asked.text in blamed[0]
+    at = f"file={asked.place.file},line={asked.place.line}," if asked.place else "::error title="
+    assert at in blamed[0]
+    lines = [line for line in lines if not line.startswith("::add-mask::")]
+    assert lines[0].startswith("::group::opsctl ")
+    # What was measured and read lies between a command that stops commands and its token.
+    token = lines[1].removeprefix("::stop-commands::")
+    assert lines.index(f"::{token}::") < lines.index("::endgroup::") < lines.index(blamed[0])
+
+
+def test_gitlab(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*asked.words, "--output", "gitlab"]) == asked.code
+    assert capfd.readouterr().out
+    entries = json.loads(Path("gl-code-quality-report.json").read_text())
+    (blamed,) = [e for e in entries if e["check_name"] == asked.rule and e["severity"] == "major"]
+    assert asked.text in blamed["description"]
+    if asked.place:
+        assert blamed["location"] == {"path": asked.place.file, "lines": {"begin": asked.place.line}}
+    assert len({e["fingerprint"] for e in entries}) == len(entries)
+
+
+def test_json_lines(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*asked.words, "-o", "jsonl"]) == asked.code
+    *found, ended = map(json.loads, capfd.readouterr().out.splitlines())
+    assert (ended["event"], ended["exit_code"]) == ("ended", asked.code)
+    (blamed,) = [f for f in found if f["name"] == asked.rule and f["status"] == "failed"]
+    assert asked.text in blamed["message"]
+    assert ended["counts"]["failed"] == sum(f["status"] == "failed" for f in found)
+
+
+def test_files(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("s.md").write_text("before\n")
+    for _ in range(2):
+        assert run([*asked.words, "--junit", "j.xml", "--summary", "s.md"]) == asked.code
+    suite = ET.parse("j.xml").getroot().find("testsuite")
+    assert suite is not None
+    failed = [c for c in suite.findall("testcase") if c.find("failure") is not None]
+    assert suite.get("failures") == str(len(failed))
+    (message,) = [f.get("message") for c in failed if c.get("name", "").startswith(asked.rule) for f in c]
+    assert asked.text in (message or "")
+    before, *summaries = Path("s.md").read_text().split("## ")
+    assert (before, len(summaries)) == ("before\n", 2)
+    assert f"Exit code {int(asked.code)}." in summaries[0]
+    assert asked.rule in summaries[0]
+    if "probe" not in asked.words:  # which measures times
+        assert summaries[0] == summaries[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("health", "--capture", "nowhere.txt"), Exit.USAGE, "nowhere.txt"),
+        (("health", "--only", "gpu.tmp", "--capture", "x"), Exit.USAGE, "gpu.tmp"),
+        (("drafter", "check", "nowhere"), Exit.USAGE, "no such folder"),
+        (("patch", "check", "--tree", "nowhere"), Exit.USAGE, "nowhere"),
+        (("patch", "sglang", "--status", "--inventory", "nowhere.yaml"), Exit.USAGE, "nowhere.yaml"),
+        (("probe", "--url", "http://127.0.0.1:9"), Exit.UNREACHABLE, "no server answers"),
+    ],
+)
+def test_errors_reach_the_ci(
+    words: tuple[str, ...],
+    code: Exit,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPSCTL_OUTPUT", "github")
+    monkeypatch.setenv("OPSCTL_SUMMARY", "s.md")
+    assert run([*words, "--junit", "j.xml"]) == code
+    out, err = capfd.readouterr()
+    assert out.startswith("::error ")
+    assert said in out
+    assert err.startswith("error: ")
+    assert 'failures="1"' in Path("j.xml").read_text()
+    assert f"Exit code {int(code)}." in Path("s.md").read_text()
+
+
+def test_a_report_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = health(tmp_path)
+    assert run([*made.words, "--junit", "no/such/folder.xml"]) == Exit.USAGE
+    out, err = capfd.readouterr()
+    assert made.text in out  # the answer was found, and is told
+    assert "no/such/folder.xml" in err
+
+
+def test_secrets_are_masked_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("OPSCTL_API_KEY", "k3y-of-the-server")
+    made = probe(tmp_path)
+    with serving(Shape(cycles=(1,), api_key="k3y-of-the-server", drafter="/srv/k3y-of-the-server")) as url:
+        words = [*made.words, "--url", url, "--junit", "j.xml", "--summary", "s.md"]
+        for output in ("github", "gitlab", "jsonl"):
+            run([*words, "-o", output])
+            told = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("::add-mask::")]
+            assert told
+            assert "k3y-of" not in "\n".join(told)
+    for name in ("j.xml", "s.md", "gl-code-quality-report.json"):
+        assert "k3y-of" not in Path(name).read_text()
+
+
+def test_text_of_a_host_is_neither_markdown_nor_a_command() -> None:
+    odd = Finding("h\n::error::x", "check", "failed", "a|b\n<script>\x1b[2J", remedy="`rm`")
+    row = findings.markdown("opsctl x", [odd], 11).splitlines()[6]
+    assert row.count(" | ") == 4
+    assert "<script>" not in row
+    assert "\x1b" not in row
+    (remark,) = findings.remarks([odd])
+    assert "\n" in remark.message  # and is escaped when written:
+    assert "\n" not in github(remark)
+
+
+def test_lines_of_keys() -> None:
+    text = '{\n "a": "b\\": c",\n "list": ["a", {"x":\n  1}],\n\n "y" : {"a": 2}\n}'
+    assert key_lines(text) == {"a": 2, "list": 3, "x": 3, "y": 6}
+    assert key_lines('no JSON: "') == {}
