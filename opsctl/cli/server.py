@@ -48,17 +48,20 @@ def status(
 
 
 def _show(name: str, servers: list[Status]) -> None:
-    from opsctl.sglang.status import lines
+    from opsctl.sglang.status import line, lines
 
     ours = [s for s in servers if s.ours]
     typer.secho(name if servers else f"{name}: no server", bold=True)
     if servers and not ours and name != "this machine":
         typer.echo("  the server that the inventory describes does not run")
-    for n, one in enumerate(servers):
-        if n == len(ours) and ours:
-            typer.echo("  also on this machine:")
-        for line in lines(one):
-            typer.echo(f"  {printable(line)}")
+    for one in ours or servers:
+        for text in lines(one):
+            typer.echo(f"  {printable(text)}")
+    others = [s for s in servers if not s.ours] if ours else []
+    if others:
+        typer.echo("  also on this machine (--json tells more):")
+    for one in others:
+        typer.echo(f"    {printable(line(one))}")
 
 
 @app.command()

@@ -85,12 +85,25 @@ def status(
     )
 
 
+def line(s: Status) -> str:
+    """The state of a server that is only of interest as a neighbour, on one line."""
+    held = f", {size(s.gpu_memory)} on GPUs" if s.gpu_memory else ""
+    return f"port {s.port}: {_state(s)}; {_process(s)}{held}; {s.model or 'model unknown'}"
+
+
+def _state(s: Status) -> str:
+    return "ready" if s.ready else "answers, but generates nothing" if s.answers else "not ready: starting, or hung"
+
+
+def _process(s: Status) -> str:
+    how = f"unit {s.unit}" if s.unit else f"container {s.container[:12]}" if s.container else "plain process"
+    return f"pid {s.pid}, {how}, user {s.user or 'unknown'}, up {duration(s.uptime)}"
+
+
 def lines(s: Status) -> Iterator[str]:
     """The state for people."""
-    how = f"unit {s.unit}" if s.unit else f"container {s.container[:12]}" if s.container else "plain process"
-    state = "ready" if s.ready else "answers, but generates nothing" if s.answers else "not ready: starting, or hung"
-    yield f"port {s.port}: {state}"
-    yield f"  process  pid {s.pid}, {how}, user {s.user or 'unknown'}, up {duration(s.uptime)}"
+    yield f"port {s.port}: {_state(s)}"
+    yield f"  process  {_process(s)}"
     code = " at ".join(text for text in (s.package, s.commit and s.commit[:12]) if text)
     yield f"  code     SGLang {s.version or 'unknown'}" + (f", {code}" if code else "")
     if s.old_code:

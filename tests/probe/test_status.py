@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opsctl.sglang.served import ServerInfo
-from opsctl.sglang.status import lines, status
+from opsctl.sglang.status import line, lines, status
 
 PROCESS: dict[str, Any] = {
     "pid": 4711,
@@ -53,3 +53,11 @@ def test_the_memory_of_all_its_processes_is_told() -> None:
     assert found.gpu_memory == 90_400 * 2**20
     assert "memory   88.3 GiB on GPUs" in "\n".join(lines(found))
     assert status(PROCESS, None).gpu_memory is None
+
+
+def test_a_neighbour_is_told_on_one_line() -> None:
+    found = status(PROCESS, None, memory={"4711": 400}, usual_port=30000)
+    assert line(found) == (
+        "port 30001: not ready: starting, or hung; pid 4711, unit sglang.service, user sglang, up 1 min 15 s, "
+        "400.0 MiB on GPUs; /m/target"
+    )
