@@ -20,7 +20,9 @@ app = typer.Typer()
 
 @app.command()
 def rollback(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Default: the last run on each host.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Default: on each host the last run that is not undone.")
+    ] = None,
     inventory: InventoryOption = None,
     host: HostOption = None,
     yes: YesOption = False,
