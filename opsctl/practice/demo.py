@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from opsctl.errors import Exit
 from opsctl.practice.host import PracticeHost
@@ -84,8 +86,9 @@ def run(host: PracticeHost) -> Exit:
     print(f"\n{len(STEPS)} commands in {duration(time.monotonic() - began)}.")
     for surprise in tour.surprises:
         print(f"unexpected: {surprise}")
+    found = "" if shutil.which("opsctl") else f" (opsctl is {Path(sys.executable).parent / 'opsctl'})"
     print(
-        "\nTry next:\n"
+        f"\nTry next{found}:\n"
         "  opsctl practice host         keeps such a host running for you to play with\n"
         "  opsctl init                  looks at a host of yours and writes an inventory for it\n"
         "  opsctl drafter check FOLDER  says whether a draft model fits, in a second\n"
