@@ -35,6 +35,7 @@ def run_page(record: Record) -> str:
     page.section("Timeline")
     page.timeline("tasks by host", _spans(record))
     _measures(page, record)
+    _said(page, record)
     _changes(page, record)
     _undone(page, record)
     return page.html()
@@ -84,6 +85,16 @@ def _measures(page: Page, record: Record) -> None:
         page.bar_chart(name, values)
     if gates:
         page.table(["host", "gate", ""], gates)
+
+
+def _said(page: Page, record: Record) -> None:
+    """What tasks told people: a measurement with what it was before, what a check found."""
+    said = [task for task in record.of("task_ended") if task["lines"]]
+    if said:
+        page.section("In the words of the tasks")
+    for task in said:
+        page.paragraph(f"{task['host']}: {task['task']}")
+        page.items(Cell(line, "bad" if line.startswith("error: ") else "plain") for line in task["lines"])
 
 
 def _changes(page: Page, record: Record) -> None:

@@ -40,4 +40,6 @@ def test_the_tutorial(fresh: PracticeHost) -> None:
     assert "set_eagle3_layers_to_capture" in told["drafter check drafters/first --host practice"]
     assert "accept_length is 1, and has to be at least" in told["deploy drafter drafters/silent --name eagle3"]
     assert "rolled-back" in told["history --host practice"]
-    assert "<svg" in (fresh.root / "report.html").read_text()
+    report = (fresh.root / "report.html").read_text()
+    assert "<svg" in report
+    assert "acceptance length 1.00" in report
