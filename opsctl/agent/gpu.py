@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc
+from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc, statedir
 from opsctl.agent.protocol import Context
 
 SMI = "nvidia-smi"
@@ -169,23 +169,29 @@ def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:
     return {"unreadable": "no permission to read the kernel log" if refused else "no kernel log can be read"}
 
 
+_RECORDED = {
+    "name": "name",
+    "main_pid": "pid",
+    "sid": "sid",
+    "uid": "uid",
+    "ticks": "start",
+    "boot_id": "boot",
+}
+
+
 def _started_here() -> List[Json]:
     """Our records of what we started in sessions of their own; adopted processes may share theirs with a shell."""
-    folder = durable.folder("processes")
-    names = [name for name in os.listdir(folder) if name.endswith(".json")]
-    records = [durable.read_json(os.path.join(folder, name)) or {} for name in sorted(names)]
-    return [
-        {
-            "name": record["name"],
-            "main_pid": record["pid"],
-            "sid": record["sid"],
-            "uid": record["uid"],
-            "ticks": record["start"],
-            "boot_id": record["boot"],
-        }
-        for record in records
-        if record.get("sid") and "group" not in record
-    ]
+    folder = os.path.join(statedir.base(), "processes")  # looked at only: nothing is made on the host
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if os.path.isdir(folder) else []
+    found = []
+    for name in names:
+        try:
+            record = durable.read_json(os.path.join(folder, name)) or {}
+            if record.get("sid") and "group" not in record:
+                found.append({ours: record[theirs] for ours, theirs in _RECORDED.items()})
+        except (OSError, KeyError):
+            continue  # a damaged record proves nothing: what it was about is judged as foreign
+    return found
 
 
 def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Optional[int], root: str) -> List[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from opsctl.agent import gpu
 from opsctl.gpu import state
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import State
@@ -247,3 +249,19 @@ def test_memory_held_by_others(healthy: FakeHost) -> None:
     assert healthy.verdicts(Wanted(unit="llm.service"))["gpu.leftover"] == "warn"
     healthy.process(900, "train.py", cgroup="/s/llm.service")
     assert healthy.verdicts(Wanted(unit="llm.service"))["gpu.leftover"] == "pass"
+
+
+def test_looking_makes_nothing_and_a_damaged_record_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
+    assert gpu._started_here() == []
+    assert not (tmp_path / "state").exists()
+
+    records = tmp_path / "state" / "processes"
+    records.mkdir(parents=True)
+    sound = {"name": "sglang-30000", "pid": 7, "sid": 7, "uid": 0, "start": 99, "boot": "b"}
+    (records / "a.json").write_text("{")
+    (records / "b.json").write_text('{"sid": 3}')
+    (records / "c.json").write_text(json.dumps(sound))
+    assert [record["main_pid"] for record in gpu._started_here()] == [7]
