@@ -11,7 +11,7 @@ from typer._click import Context  # typer carries its own click
 from typer.core import TyperGroup
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, tell_errors
-from opsctl.cli.reporting import JunitOption, OutputOption, Reporting, SummaryOption
+from opsctl.cli.reporting import JunitOption, OutputOption, Reporting, SummaryOption, lost_hosts
 from opsctl.errors import Exit, UsageError
 from opsctl.secret import mask
 from opsctl.text import printable
@@ -160,7 +160,7 @@ def finish(
             document["unreached"] = [{"host": one.host.name, "error": mask(str(one.error))} for one in unreached]
         typer.echo(json.dumps(document, indent=2))
 
-    reporting.tell(lambda: findings(reports, not_reached), code, tell)
+    reporting.tell(lambda: [*lost_hosts(unreached), *findings(reports)], code, tell)
     tell_errors(unreached)
     raise typer.Exit(code)
 

@@ -25,7 +25,7 @@ from opsctl.cli.playing import (
     YesOption,
     play,
 )
-from opsctl.cli.reporting import Reporting
+from opsctl.cli.reporting import Reporting, lost_hosts
 from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
 
@@ -236,10 +236,8 @@ def _tell_status(done: Sequence[Done[Status]], reporting: Reporting, *, diff: bo
                 typer.echo(printable(one.diff), nl=False)
 
     def findings() -> list[Finding]:
-        from opsctl.report.findings import Finding
-
-        lost = [Finding.of(one.error) for one in done if one.error]
-        return lost + [f for one in found for f in patch_cases.findings(one.host, one.report)]
+        judged = [f for one in found for f in patch_cases.findings(one.host, one.report)]
+        return lost_hosts(done) + judged
 
     reporting.tell(findings, code, tell)
     return code

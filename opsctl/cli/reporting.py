@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -18,9 +18,12 @@ from opsctl.errors import OpsctlError, UsageError
 from opsctl.secret import mask, revealed
 
 if TYPE_CHECKING:
+    from opsctl.cli.hosts import Done
     from opsctl.report.findings import Finding
 
-__all__ = ["JunitOption", "Output", "OutputOption", "Reporting", "SummaryOption"]
+__all__ = ["JunitOption", "Output", "OutputOption", "Reporting", "SummaryOption", "lost_hosts"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,13 @@ class Reporting:
             write_file(self.junit, junit.document(f"opsctl {self.command}", findings.cases(found)))
         if self.summary:
             write_file(self.summary, findings.markdown(f"opsctl {self.command}", found, exit_code), append=True)
+
+
+def lost_hosts(done: Sequence[Done[T]]) -> list[Finding]:
+    """The hosts that could not be looked at, as failures."""
+    from opsctl.report.findings import Finding
+
+    return [Finding.of(one.error) for one in done if one.error]
 
 
 def _from_here(found: Finding) -> Finding:

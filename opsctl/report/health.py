@@ -85,16 +85,15 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
     return lines
 
 
-def findings(reports: Iterable[HostReport], unreached: Iterable[tuple[str, str]] = ()) -> list[Finding]:
-    """One finding per host and check, told by the worst of its results. unreached: as in `show`."""
-    lost = [Finding(host, "reached", "failed", why) for host, why in unreached]
+def findings(reports: Iterable[HostReport]) -> list[Finding]:
+    """One finding per host and check, told by the worst of its results."""
     found = []
     for report in reports:
         by_check: dict[str, list[Result]] = {}
         for result in report.results:
             by_check.setdefault(result.check, []).append(result)
         found += [_finding(report.host, check, results) for check, results in by_check.items()]
-    return lost + found
+    return found
 
 
 def _finding(host: str, check: str, results: list[Result]) -> Finding:

@@ -179,6 +179,24 @@ def test_errors_reach_the_ci(
     assert f"Exit code {int(code)}." in Path("s.md").read_text()
 
 
+@pytest.mark.parametrize("words", [("health", "--only", "smi"), ("patch", "sglang", "--status")])
+def test_a_lost_host_is_a_failure_beside_the_others(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    patch(tmp_path)
+    sglang = f"sglang: {{checkout: {tmp_path / 'tree'}}}"
+    Path("inventory.yaml").write_text(
+        f"hosts:\n  box: {{connection: local, {sglang}}}\n  gone: {{address: 127.0.0.1, port: 9}}\n"
+    )
+    code = run([*words, "-o", "jsonl"])
+    *found, ended = map(json.loads, capfd.readouterr().out.splitlines())
+    assert code == ended["exit_code"] != Exit.DONE
+    assert [f["status"] for f in found if f["group"] == "gone"] == ["failed"]
+    assert "refused" in next(f["message"] for f in found if f["group"] == "gone")
+    assert [f for f in found if f["group"] == "box"]
+
+
 def test_a_report_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
