@@ -46,13 +46,15 @@ def uses(play: Play) -> Iterator[Use]:
         if gate.that is not None:
             yield from _in(templating.as_template(gate.that), here / "that", None)
     for task in play.all_tasks():
-        yield from _of_task(task)
+        yield from _of_task(task, Path(at.source.file))
 
 
-def _of_task(task: Task) -> Iterator[Use]:
+def _of_task(task: Task, playbook: Path) -> Iterator[Use]:
     raw = raw_fields(task.module)
     for key, value in task.args.items():
         yield from _in(_expressions(value) if key in raw else value, task.at_args / key, task)
+    if (text := _template_file(task, playbook)) is not None:
+        yield from _in(text, task.at_args / "src", task)
     loop = task.keys.loop
     yield from _in(templating.as_template(loop) if isinstance(loop, str) else loop, task.at / "loop", task)
     for values, at in task.variables:
@@ -113,15 +115,22 @@ def template_files(play: Play) -> frozenset[str] | None:
     for task in play.all_tasks():
         if task.module != "template":
             continue
-        src = task.args.get("src")
-        if not isinstance(src, str) or templating.is_template(src):
-            return None
-        try:
-            text = find.file("templates", src, Path(play.at.source.file)).read_text(encoding="utf-8")
-        except (UsageError, OSError, UnicodeDecodeError):
+        text = _template_file(task, Path(play.at.source.file))
+        if text is None:
             return None
         names |= templating.names_used(text)
     return frozenset(names)
+
+
+def _template_file(task: Task, playbook: Path) -> str | None:
+    """What the template file of a task holds; None if there is none, or it is not known beforehand."""
+    src = task.args.get("src")
+    if task.module != "template" or not isinstance(src, str) or templating.is_template(src):
+        return None
+    try:
+        return find.file("templates", src, playbook).read_text(encoding="utf-8")
+    except (UsageError, OSError, UnicodeDecodeError):
+        return None
 
 
 def can_be_undone(task: Task) -> bool:

@@ -216,6 +216,17 @@ def test_lint(project: Project, cli: Cli) -> None:
     assert cli("lint", "play.yaml").code == Exit.DONE
 
 
+def test_lint_looks_into_template_files(project: Project, cli: Cli) -> None:
+    project.write("hosts: here\nvars: {name: a}\ntasks:\n  - template: {src: a.j2, dest: /x}\n")
+    project.write("{% set own = name %}{{ own }} {{ other | default(1) }}\n", "a.j2")
+    assert cli("lint", "play.yaml").code == Exit.DONE
+    project.write("{{ name }} {{ naem }}\n", "a.j2")
+    said = cli("lint", "play.yaml")
+    assert said.code == Exit.CHANGES
+    assert "play.yaml:4:21: error: the variable 'naem' is defined nowhere" in said.out
+    assert "did you mean 'name'?" in said.out
+
+
 def test_doc_says_everything_about_every_module(cli: Cli) -> None:
     listed = json.loads(cli("doc", "--json").out)["modules"]
     assert sorted(listed) == modules.names()
