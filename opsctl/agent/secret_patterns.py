@@ -36,7 +36,9 @@ def _rule(kind: str, pattern: bytes, *hints: bytes, prompt: bool = False, keyed:
 
 
 # A value: quoted (its quotes may be escaped, as JSON inside a log line has them), or up to the next separator.
-_QUOTED = rb"""(?P<q>\\*["'])(?P<value>(?:(?!(?P=q)).)+?)(?P=q)"""
+# A quote with a backslash before it, inside a word, does not end the value.
+_INNER = rb"""\\["'](?=[^\s,:;}\])'"\\])"""
+_QUOTED = rb"""(?P<q>\\*["'])(?P<value>(?:(?!(?P=q))(?:""" + _INNER + rb"|(?!" + _INNER + rb")." + rb"""))+?)(?P=q)"""
 _BARE = rb"""[^\s'"\\,;&<>(){}\[\]\x00][^\s'"\\,;&<>(){}\]\x00]*"""
 _KEY_OF = (
     rb"signing|watermark|license|shared|session|secret|service|deploy|client|ssh|hmac|auth|master|encryption"
@@ -141,7 +143,7 @@ RULES: Tuple[Rule, ...] = (
     # Places where a secret stands.
     _rule(
         "url-password",
-        rb"(?i)[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"]{0,200}:(?P<value>[^@\s'\"]{1,300}?)@(?=[\w.\[-])",
+        rb"(?i)[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"]{0,200}:(?P<value>[^@\s'\"]{1,300}(?:@[^\s'\"/@?,]{1,300}){0,4})@(?=[\w.\[-])",
         b"://",
     ),
     _rule("url-token", rb"(?i)[a-z][a-z0-9+.-]{1,20}://(?P<value>[\w.%~+-]{16,300}):[^@\s]{1,300}@", b"://"),
@@ -219,6 +221,23 @@ RULES: Tuple[Rule, ...] = (
         rb"(?i)(?P<key>(?<![\w-])[\w-]{0,40}?(?:secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credential"
         rb"|token)[\w-]{0,12})[\"']?:[ \t]{0,4}(?P<value>" + _BARE + rb")",
         *_KEY_HINTS,
+        keyed=True,
+    ),
+    # As a terminal's colours have it: around the name, the value, or both.
+    _rule(
+        "value",
+        rb"(?i)"
+        + _KEY
+        + rb"(?:\x1b\[[0-9;]{0,16}m)+\s{0,2}[=:]\s{0,2}(?:\x1b\[[0-9;]{0,16}m)*[\"']?(?P<value>"
+        + _BARE
+        + rb")",
+        b"\x1b[",
+        keyed=True,
+    ),
+    _rule(
+        "value",
+        rb"(?i)" + _KEY + rb"\s{0,2}[=:]\s{0,2}(?:\x1b\[[0-9;]{0,16}m)+[\"']?(?P<value>" + _BARE + rb")",
+        b"\x1b[",
         keyed=True,
     ),
     _rule("value", rb"(?<![\w-])[A-Z][A-Z0-9_]*_KEY=[\"']?(?P<value>[^\s'\"\x00/][^\s'\"\x00]{7,})", b"_key="),
