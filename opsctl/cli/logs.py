@@ -125,6 +125,8 @@ def redact(
     """Copy stdin to stdout without secrets and prompts, as collect does it on the host."""
     from opsctl.agent.redact import Redactor, redact_stream
 
+    if sys.stdin is None:
+        raise UsageError("there is nothing to read: stdin is closed", hint="opsctl logs redact < in > out")
     redact_stream(sys.stdin.buffer, sys.stdout.buffer, Redactor(more=more, keep_prompts=keep_prompts))
 
 

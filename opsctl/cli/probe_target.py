@@ -33,6 +33,15 @@ class Reached:
     remote: RemoteHost | None = None
 
 
+def _address(url: str) -> bool:
+    import httpx
+
+    try:
+        return bool(re.match(r"https?://[^/\s]+", url)) and bool(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        return False
+
+
 @contextmanager
 def reached_at(
     url: str | None, inventory: str | None, pattern: str | None, port: int | None, key: str | None, at_once: int
@@ -46,7 +55,7 @@ def reached_at(
 
     secret = Secret(key) if key else None
     if url is not None:
-        if not re.match(r"https?://[^/\s]+", url):
+        if not _address(url):
             raise UsageError(
                 f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000"
             )

@@ -14,7 +14,9 @@ from functools import total_ordering
 
 from opsctl.errors import UsageError
 
-_TEXT = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:[.-]?(post|rc|a|b|dev)(\d+))?(?:\.dev\d+)?(?:\+[\w.]+)?", re.ASCII)
+_TEXT = re.compile(
+    r"v?(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?:[.-]?(post|rc|a|b|dev)(\d{1,9}))?(?:\.dev\d+)?(?:\+[\w.]+)?", re.ASCII
+)
 
 
 @total_ordering

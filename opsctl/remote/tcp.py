@@ -63,7 +63,10 @@ class Dialling:
 
 def dial(host: str, port: int) -> Dialling:
     """Start connecting. Raises socket.gaierror."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # a label of the name is longer than DNS allows
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
     addresses: list[tuple[int, tuple[str, int]]] = [
         (family, (str(sockaddr[0]), int(sockaddr[1]))) for family, _, _, _, sockaddr in found
     ]
