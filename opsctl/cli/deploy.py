@@ -70,8 +70,7 @@ def drafter(
 
       opsctl deploy drafter ./my-drafter --host k25 --min-accept-length 2.5
     """
-    from opsctl.engine.params import Given
-    from opsctl.engine.run import Options
+    from opsctl.engine.options import Given, Options
     from opsctl.quantities import seconds
 
     try:
