@@ -44,9 +44,23 @@ THREE_BY_HAND = '''
         self.language_model.set_eagle3_layers_to_capture(layer_ids=layer_ids)
 '''
 
+THREE_BY_OTHER_NAMES = """
+    def get_embed_and_head(self):
+        lm = self.language_model
+        return lm.get_embed_and_head()
+
+    def set_embed_and_head(self, embed, head):
+        getattr(self, "language_model").set_embed_and_head(embed, head)
+
+    def set_eagle3_layers_to_capture(self, layer_ids=None):
+        lm = getattr(self, "language_model")
+        lm.set_eagle3_layers_to_capture(layer_ids)
+"""
+
 # (what, file, text, its replacement, patch, status, part of the reason)
 EDITS = [
     ("equivalent methods", KIMI, END_OF_KIMI, END_OF_KIMI + THREE_BY_HAND, "kimi-k25-eagle3", "applied", "has"),
+    ("by other names", KIMI, END_OF_KIMI, END_OF_KIMI + THREE_BY_OTHER_NAMES, "kimi-k25-eagle3", "applied", "has"),
     (
         "one of three methods",
         KIMI,

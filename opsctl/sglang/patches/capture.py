@@ -219,11 +219,11 @@ def _hands_on(function: Function, name: str) -> bool:
     """Whether the function calls `name` of an attribute of self with its own arguments, and returns the answer."""
     arguments = function.args
     own = [a.arg for a in (*arguments.posonlyargs, *arguments.args)[1:]]
+    aliases = _names_for_attributes(function)
     for node in ast.walk(function):
-        if not isinstance(node, ast.Call):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name):
             continue
-        target = dotted(node.func)
-        if not (target.startswith("self.") and target.count(".") >= 2 and target.endswith(f".{name}")):
+        if not _of_self(node.func.value, aliases):
             continue
         starred = any(isinstance(a, ast.Starred) for a in node.args)
         given = [dotted(a) for a in node.args] + [dotted(k.value) for k in node.keywords]
@@ -231,6 +231,30 @@ def _hands_on(function: Function, name: str) -> bool:
         returned = any(r.value and node in ast.walk(r.value) for r in ast.walk(function) if isinstance(r, ast.Return))
         if enough and (returned or name != GET):
             return True
+    return False
+
+
+def _names_for_attributes(function: Function) -> set[str]:
+    """Local names that stand for an attribute of self: `lm = self.language_model`."""
+    names: set[str] = set()
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _of_self(value, names):
+                names.add(name)
+    return names
+
+
+def _of_self(expression: ast.expr, names: set[str]) -> bool:
+    """Whether an expression is an attribute of self, or of one; written out, by getattr, or by a local name."""
+    match expression:
+        case ast.Attribute(value=ast.Name(id="self")):
+            return True
+        case ast.Attribute(value=inner):
+            return _of_self(inner, names)
+        case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="self"), ast.Constant(), *_]):
+            return True
+        case ast.Name(id=name):
+            return name in names
     return False
 
 
