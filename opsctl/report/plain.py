@@ -108,8 +108,10 @@ class PlainView:
 
     def _end(self, event: RunEnded) -> None:
         for ended in self._recap:
-            counts = ", ".join(f"{n} {k}" for k, n in ended.counts.items() if n) or "nothing done"
-            self._line(f"{ended.host}: {ended.status.upper() if ended.status != 'ok' else 'ok'} ({counts})")
+            words = {"changed": "would change"} if self._check else {}
+            counts = ", ".join(f"{n} {words.get(k, k)}" for k, n in ended.counts.items() if n) or "nothing done"
+            status = "ok" if ended.status == "ok" else ended.status.upper().replace("-", " ")
+            self._line(f"{ended.host}: {status} ({counts})")
             if ended.message:
                 self._line(f"    {one_line(ended.message, 500)}")
             self._hint(ended.hint)

@@ -42,14 +42,17 @@ def tasks(count: int) -> str:
 
 
 def test_a_run_without_changes_costs_one_round_trip_however_long_it_is(project: Project, over_ssh: Proxy) -> None:
-    turns = []
-    for count in (1, 30):
-        project.run(tasks(count))
+    def turns() -> int:
         over_ssh.turns = 0
         ran = project.run()
         assert set(ran.statuses("far").values()) == {"ok"}
-        turns.append(over_ssh.turns)
-    assert turns[1] <= turns[0] + 1  # larger answers may come in two pieces
+        return over_ssh.turns
+
+    costs = []
+    for count in (1, 30):
+        project.run(tasks(count))
+        costs.append(min(turns() for _ in range(3)))  # on a busy machine an answer may come in several pieces
+    assert costs[1] <= costs[0] + 1  # larger answers may come in two pieces
 
 
 def test_a_dependent_task_costs_one_more(project: Project, over_ssh: Proxy) -> None:
@@ -63,7 +66,7 @@ def test_a_dependent_task_costs_one_more(project: Project, over_ssh: Proxy) -> N
     plain = "hosts: far\ntasks:\n" + "".join(look.format(n) for n in range(3))
     chained = "hosts: far\ntasks:\n" + "".join(look.format(n) + use.format(n) for n in range(3))
     turns(plain)
-    # On a busy machine an answer may come in several pieces: the best of three is what the protocol costs.
+    # The best of three is what the protocol costs.
     cost_plain, cost_chained = (min(turns(play) for _ in range(3)) for play in (plain, chained))
     assert cost_chained <= cost_plain + 3 + 1
 

@@ -110,12 +110,16 @@ def test_a_missing_nvidia_smi(lab: Lab) -> None:
 def test_one_look_costs_one_round_trip(lab: Lab, sshd: Sshd, slow_link: SlowLink) -> None:
     """As many turns as a connection on which the agent is started and asked for nothing but one small thing."""
     proxy = slow_link(0.0)
-    lab.opsctl("health", "--json", port=proxy.port)
-    whole = proxy.turns
-    proxy.turns = 0
-    lab.opsctl("clean", "--json", port=proxy.port)
-    assert proxy.connections == 2
-    assert whole <= proxy.turns + 1
+
+    def turns(command: str) -> int:
+        proxy.turns = 0
+        lab.opsctl(command, "--json", port=proxy.port)
+        return proxy.turns
+
+    # On a busy machine an answer may come in several pieces: the best of three is what the protocol costs.
+    whole, least = (min(turns(command) for _ in range(3)) for command in ("health", "clean"))
+    assert proxy.connections == 6
+    assert whole <= least + 1
     # TCP, SSH's own exchanges and the start of the agent take eight to ten turns.
     assert whole <= 12
 

@@ -112,8 +112,8 @@ def test_ctrl_c(story: Story, action: str, moment: str) -> None:
     if "stopped at once" in said.out:
         assert "opsctl history" in said.out
     else:
-        assert "practice: INTERRUPTED" in said.out or "practice: ROLLED-BACK" in said.out or "practice: ok" in said.out
-    if "practice: ROLLED-BACK" in said.out:
+        assert "practice: INTERRUPTED" in said.out or "practice: ROLLED BACK" in said.out or "practice: ok" in said.out
+    if "practice: ROLLED BACK" in said.out:
         assert (story.settled(), story.note()) == ("one", "one")
     assert story.opsctl("run", "other.yaml").code == 0  # no lock is left
 
