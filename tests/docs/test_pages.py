@@ -71,7 +71,9 @@ def test_there_are_commands_to_look_at() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     command = [sys.executable, "-m", "opsctl", "--show-completion"]
-    script = subprocess.run([*command, shell], capture_output=True, text=True, check=False)
+    # typer takes the shell that opsctl was started from; under make and CI that is none of these.
+    named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = subprocess.run([*command, shell], capture_output=True, text=True, env=named, check=False)
     assert "opsctl" in script.stdout, script.stderr
     typed = "opsctl inventory tr"
     asked = {"COMP_WORDS": typed, "COMP_CWORD": "2", "_TYPER_COMPLETE_ARGS": typed,
