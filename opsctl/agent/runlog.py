@@ -205,7 +205,7 @@ def attend(run: str) -> None:
 
 
 def join(run: str) -> None:
-    """Own a run, unless its supervisor does: whoever attends it may add to it all the same. Raises AgentError locked."""
+    """Own a run, unless its supervisor does: whoever attends it may add to it as well. Raises AgentError locked."""
     if not (run in _attended and supervised(run)):
         own(run)
 

@@ -172,7 +172,7 @@ class PlayKeys(_Strict):
     handlers: list[Any] = Field(default_factory=list, description="Tasks that run once at the end when notified.")
     rescue: list[Any] = Field(
         default_factory=list,
-        description="Tasks to run when the play fails on a host, before anything is taken back; they change no outcome.",
+        description="Tasks to run when the play fails on a host, before anything is taken back; the outcome stays.",
     )
     gates: list[Gate] = Field(default_factory=list)
     on_failure: Literal["rollback", "stop", "continue"] = Field(
