@@ -20,10 +20,6 @@ GRACE = 5.0  # seconds that calls get to end by themselves once the controller i
 KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL for what they had started
 
 
-class _Gone(Exception):
-    """Told by signal that the controller is gone."""
-
-
 class Running(Context):
     """A call of the controller, as the call sees it."""
 
@@ -59,21 +55,31 @@ class Agent:
         self._outbox: List[bytes] = []
         self._waiting_bytes = 0
         self._calls: Dict[int, Running] = {}  # running or waiting, by number
+        self._leaving = False
 
     def serve(self) -> None:
-        """Answer until the input ends, then clean up."""
+        """Answer until the input ends, then leave."""
         threading.Thread(target=self._write, daemon=True).start()
-        try:
+        with contextlib.suppress(EOFError, OSError, ProtocolError):
             while True:
-                # A controller that is there says so now and then; one that vanished without a word raises _Gone here.
+                # A controller that is there says so now and then; one that vanished without a word ends us by SIGALRM.
                 signal.setitimer(signal.ITIMER_REAL, self._lease)
                 received = read_frame(self._source)
                 if received is None:
                     break
                 self._take(*received)
-        except (EOFError, OSError, ProtocolError, _Gone):
-            pass
-        self._clean_up()
+        self.leave()
+
+    def leave(self, *_: Any) -> None:
+        """Clean up and end the process, once; also as the handler of a signal.
+
+        A handler runs in the middle of whatever the main thread does. It does all of the work itself rather than raise
+        an exception that the code it lands in would have to pass on: of two signals, one would be lost in cleaning up.
+        """
+        if not self._leaving:
+            self._leaving = True
+            self._clean_up()
+            os._exit(0)  # threads of calls that would not end must not keep the process
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         """Have one frame written, in the order of sending; waits while the controller takes nothing."""
@@ -167,9 +173,6 @@ class Agent:
         self._start(ready)
 
     def _clean_up(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            signal.signal(sig, signal.SIG_IGN)
         with self._idle:
             for number, call in list(self._calls.items()):
                 call.cancel()
@@ -187,7 +190,7 @@ def kill_groups(groups: Set[int], seconds: float) -> None:
     left = [group for group in list(groups) if _signal(group, signal.SIGTERM)]
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
-        left = [group for group in left if _signal(group, 0)]
+        left = [group for group in left if group in groups and _signal(group, 0)]  # its number may be another's by now
     for group in left:
         _signal(group, signal.SIGKILL)
 
@@ -216,10 +219,5 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     agent = Agent(source, sink, config["lease"])
     loader.fetch = agent.fetch
     for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
-        signal.signal(sig, _gone)
+        signal.signal(sig, agent.leave)
     agent.serve()
-    os._exit(0)  # threads of calls that would not end must not keep the process
-
-
-def _gone(number: int, stack: Any) -> None:
-    raise _Gone

@@ -124,6 +124,22 @@ def test_when_the_controller_goes_its_processes_and_locks_go_too(
     assert other.call(Call("lock.show")).result == {"who": "bob"}
 
 
+def test_signals_one_after_the_other_keep_nobody_from_cleaning_up(
+    make_host: MakeHost, agent_pid: Callable[[RemoteHost], int], tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    host = make_host()
+    agent = agent_pid(host)
+    host.send([shell(f"trap '' HUP TERM; echo $$ > {pid_file}; sleep 1000 & wait; sleep 1000")])
+    pid = eventually(lambda: pid_file.exists() and int(pid_file.read_text() or 0))
+    os.kill(agent, signal.SIGSTOP)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        os.kill(agent, number)
+    os.kill(agent, signal.SIGCONT)
+    eventually(lambda: not alive(agent))
+    eventually(lambda: not alive(pid))
+
+
 def test_a_lost_connection_is_told_to_everybody_who_waits(make_host: MakeHost, sshd: Sshd) -> None:
     host = make_host()
     host.call(shell("true"))
