@@ -44,21 +44,22 @@ def apply(
     """
     todo = runlog.split_body(calls, call.body)
     runlog.join(run)
-    with runlog.turn(run):
+    with runlog.turn(run, call, "step %d%s" % (seq, ", %s" % task if task else "")):
         steps.announce(run, seq, task, [name for name, _, _ in todo], undo, settle or [])
         return steps.perform(run, seq, todo, call)
 
 
-def rollback(call: Context, run: str, why: Optional[str] = None) -> Dict[str, Any]:
+def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = runlog.TURN) -> Dict[str, Any]:
     """Take back everything a run did, also what was half done. Can be repeated and goes on where it was cut off.
 
-    Raises AgentError locked while somebody works on the run; a supervised one is for supervise.revert.
+    Raises AgentError locked while somebody works on the run, busy while a step of it does not end within `wait`
+    seconds; a supervised one is for supervise.revert.
     """
     if runlog.supervised(run):
         holder = dict(runlog.read(run).meta, run=run)
         raise AgentError("locked", "run %s waits to be confirmed: revert it" % run, holder=holder, supervised=True)
     runlog.own(run)
-    with runlog.turn(run):
+    with runlog.turn(run, call, "taking it back", wait):
         return steps.roll_back(run, call, why)
 
 

@@ -4,7 +4,7 @@
     runs/<run>/steps/<n>/   before-images of step n
     runs/<run>/lock         flock, held by whoever works on the run
     runs/<run>/attended     flock, held by the agent of the operator whose run it is, never by a supervisor
-    runs/<run>/turn         flock, held while a step is made or the run is taken back
+    runs/<run>/turn         flock, held while a step is made or the run is taken back; says who does that
 
 A run without outcome whose lock is free is unfinished. A line cut short by a crash is as if it had not been written.
 """
@@ -17,15 +17,16 @@ import os
 import re
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent import durable
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.protocol import AgentError, Context
 
 NamedCall = List[Any]  # [name, args]
 
 CLOSED = ("done", "rolled-back")  # any other outcome, failed or stopped, leaves a run that can be resumed
+TURN = 300.0  # seconds to wait for a step under way: stopping a server may take most of that
 _VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _owned: Dict[str, int] = {}  # runs whose lock this process holds -> descriptor
 _attended: Dict[str, int] = {}  # runs whose operator's agent this process is -> descriptor
@@ -261,14 +262,51 @@ def is_locked(path: str) -> bool:
 
 
 @contextmanager
-def turn(run: str) -> Iterator[None]:
-    """Alone in making or taking back steps, among all processes that work on a run."""
-    fd = os.open(os.path.join(folder(run), "turn"), os.O_RDWR | os.O_CREAT, 0o600)
+def turn(run: str, call: Context, doing: str, seconds: Optional[float] = TURN) -> Iterator[None]:
+    """Alone in making or taking back steps, among all processes that work on a run; `doing` tells the others.
+
+    Raises AgentError busy if whoever is at it has not ended after `seconds` (None: waits for as long as it takes).
+    """
+    path = os.path.join(folder(run), "turn")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _wait_for_turn(run, fd, path, call, seconds)
+        with suppress(OSError):  # no reason not to take a run back
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, durable.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _wait_for_turn(run: str, fd: int, path: str, call: Context, seconds: Optional[float]) -> None:
+    began = time.monotonic()
+    told = False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass
+        else:
+            return
+        waited = time.monotonic() - began
+        if seconds is not None and waited >= seconds:
+            raise AgentError("busy", "run %s is busy: %s does not end" % (run, _at_it(path)), run=run)
+        if seconds is not None and call.cancelled():
+            raise AgentError("failed", "cancelled while it waited for %s" % _at_it(path))
+        if waited > 1.0 and not told:
+            told = True
+            call.progress({"text": "waiting for %s" % _at_it(path), "waits": True})
+        time.sleep(0.02)
+
+
+def _at_it(path: str) -> str:
+    """Who has the turn, in words."""
+    holder = durable.read_json(path)
+    if holder is None:
+        return "another process"
+    minutes, seconds = divmod(int(time.time() - holder["since"]), 60)
+    return "%s (pid %d, for %d:%02d min)" % (holder["doing"], holder["pid"], minutes, seconds)
 
 
 def supervised(run: str) -> bool:

@@ -111,7 +111,7 @@ def revert(call: Context, run: str) -> Dict[str, Any]:
         if error.kind not in ("lost", "not-found"):
             raise
         runlog.own(run)
-        with runlog.turn(run):
+        with runlog.turn(run, call, "taking it back"):
             return steps.roll_back(run, call, "reverted")
     report: Dict[str, Any] = reply.result["report"]
     return report

@@ -66,7 +66,7 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
     """Make the change, wait for the verdict, act on it."""
     error: Optional[Dict[str, Any]] = None
     try:
-        with runlog.turn(run):
+        with runlog.turn(run, events, "step %d, supervised" % seq):
             reply = steps.perform(run, seq, todo, events)
     except Exception as failure:  # noqa: BLE001  whatever it was, the run is taken back and its controller told
         error = calls.describe(failure)
@@ -84,7 +84,7 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
     # Whoever confirmed before the change was made has confirmed nothing.
     failed = decided.get("verdict") in (verdict.FAILED, verdict.CONFIRM)
     why = "failed" if failed else "not confirmed" if decided.get("verdict") == verdict.EXPIRED else "reverted"
-    with runlog.turn(run):
+    with runlog.turn(run, events, "taking it back", None):  # nobody else would do it
         report = steps.roll_back(run, events, why)
     events.write({"event": "reverted", "why": why, "error": error, "report": report})
 

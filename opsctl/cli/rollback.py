@@ -83,7 +83,12 @@ def undo_run(remote: RemoteHost, past: PastRun) -> Report:
         mine = {"name": "host", "holder": holder(past.run, "rollback"), "wait": 0.0}
         remote.call(Call("lock.take", mine), timeout=60)
     call = journal.revert(past.run) if supervised else journal.rollback(past.run, "asked for")
-    told: Any = remote.call(call).result
+
+    def on_progress(data: Any, body: bytes) -> None:
+        if waits := journal.waits(data):
+            typer.echo(printable(f"{remote.name}: {waits}"), err=True)
+
+    told: Any = remote.call(call, on_progress=on_progress).result
     return journal.report(told)
 
 

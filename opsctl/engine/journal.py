@@ -157,5 +157,12 @@ def report(told: Mapping[str, Any]) -> Report:
     return Report(tuple(found), told.get("outcome") == "rolled-back")
 
 
+def waits(progress: Any) -> str | None:
+    """What a rollback waits for, where its progress tells that."""
+    if isinstance(progress, Mapping) and "data" in progress:
+        progress = progress["data"]  # of a supervised run
+    return str(progress.get("text")) if isinstance(progress, Mapping) and progress.get("waits") else None
+
+
 def _message(error: Any) -> str:
     return str(error.get("message", "")) if isinstance(error, Mapping) else ""

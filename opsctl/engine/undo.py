@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from opsctl.engine import journal
-from opsctl.engine.events import Event, UndoStep
+from opsctl.engine.events import Event, Note, UndoStep
 from opsctl.engine.session import Session
 from opsctl.errors import RemoteError
 
@@ -15,12 +16,17 @@ def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], fl
 
     What one user's journal refuses does not keep the others from being worked off.
     """
+
+    def on_progress(data: Any, body: bytes) -> None:
+        if waits := journal.waits(data):
+            emit(Note(at=clock(), host=session.name, level="warning", message=waits))
+
     whole, refused = True, None
     remote = session.remote()
     for user in session.journals():
         call = journal.revert(session.info.run) if session.supervised else journal.rollback(session.info.run, why)
         try:
-            told = session.wait(remote.as_user(user).send([call])[0], None).result
+            told = session.wait(remote.as_user(user).send([call], on_progress=on_progress)[0], None).result
         except RemoteError as error:
             refused = refused or error
             continue

@@ -142,6 +142,28 @@ def test_a_run_is_worked_on_by_one_at_a_time(make_host: MakeHost, tmp_path: Path
     assert (tmp_path / "a").exists()
 
 
+def test_a_rollback_says_which_step_it_waits_for_and_for_how_long_it_will(host: RemoteHost, tmp_path: Path) -> None:
+    host.call(begin())
+    gate = tmp_path / "gate"
+    stuck = Call("proc.run", {"argv": f"until [ -e {gate} ]; do sleep 0.05; done"})
+    [step] = host.send([journal.apply(RUN, 1, "restart the server", [stuck])])
+    eventually(lambda: (host.call(Call("journal.show", {"run": RUN})).result)["log"])
+    with pytest.raises(RemoteError, match=r"step 1, restart the server \(pid \d+, for 0:\d\d min\)") as caught:
+        host.call(Call("journal.rollback", {"run": RUN, "wait": 0.1}), timeout=20)
+    assert caught.value.kind == "busy"
+
+    said: list[str] = []
+
+    def on_progress(data: object, body: bytes) -> None:
+        said.append(str(data))
+        gate.touch()
+
+    report = host.call(Call("journal.rollback", {"run": RUN}), timeout=20, on_progress=on_progress).result
+    assert report["outcome"] == "rolled-back"
+    assert "waiting for step 1, restart the server" in said[0]
+    step.wait(20)
+
+
 def test_state_directory_that_cannot_be_written_is_named(make_host: MakeHost, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
