@@ -43,10 +43,14 @@ class Own:
     diffs: tuple[Diff, ...] = ()
 
 
-class _Function(BaseModel):
+class PatchFunction(BaseModel):
+    """A function as it is to be."""
+
     model_config = _STRICT
-    code: str
-    instead_of: str | None = None
+    code: str = Field(description="The whole function, as Python; its indentation is fitted to its place.")
+    instead_of: str | None = Field(
+        None, description="The function as it is now. Without it the function is added, and must not be there yet."
+    )
 
     @field_validator("code", "instead_of")
     @classmethod
@@ -59,27 +63,33 @@ class _Function(BaseModel):
         return text
 
 
-class _File(BaseModel):
+class PatchFile(BaseModel):
+    """An end state: functions that a class, or a module, of the SGLang package is to have."""
+
     model_config = _STRICT
-    reason: str
-    file: str
-    class_name: str | None = Field(None, alias="class")
-    functions: list[_Function] = Field(min_length=1)
+    reason: str = Field(description="Why it is needed, for those who read a report.")
+    file: str = Field(
+        description="Path inside the package: srt/models/my_vl.py. A leading python/sglang/ may be there."
+    )
+    class_name: str | None = Field(
+        None, alias="class", description="The class that is to have the functions; without it the module is."
+    )
+    functions: list[PatchFunction] = Field(min_length=1, description="Each is compared without comments and layout.")
 
 
 def read(folder: Path) -> Own:
     """The patches of a folder: *.yaml and *.patch. Raises UsageError with the place of what is wrong."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="it holds *.yaml end states and *.patch diffs")
-    return Own(
-        tuple(_state(path) for path in sorted(folder.glob("*.yaml"))),
-        tuple(_diff(path) for path in sorted(folder.glob("*.patch"))),
-    )
+    states, diffs = sorted(folder.glob("*.yaml")), sorted(folder.glob("*.patch"))
+    if not states and not diffs:
+        raise UsageError(f"{folder} holds no patches", hint="a patch is a *.yaml end state or a *.patch diff")
+    return Own(tuple(_state(path) for path in states), tuple(_diff(path) for path in diffs))
 
 
 def _state(path: Path) -> EndState:
     source = read_yaml(path)
-    found: _File = validate(_File, source.value, source)
+    found: PatchFile = validate(PatchFile, source.value, source)
     inside = found.file
     for prefix in PREFIXES:
         inside = inside.removeprefix(f"{prefix}/") if prefix else inside

@@ -193,6 +193,7 @@ def _write(reached: Reached, found: Found, section: Section) -> Iterator[str]:
         _INVENTORY: write.inventory(reached, found, section),
         f"{write.SCHEMAS}/inventory.schema.json": json.dumps(schema.inventory(), indent=1) + "\n",
         f"{write.SCHEMAS}/playbook.schema.json": json.dumps(schema.playbook(), indent=1) + "\n",
+        f"{write.SCHEMAS}/patch.schema.json": json.dumps(schema.patch(), indent=1) + "\n",
     }
     for name in write.PLAYBOOKS:
         text = (shipped / f"{name}.yaml").read_text(encoding="utf-8")

@@ -12,13 +12,15 @@ app = typer.Typer()
 
 @app.command()
 def schema(
-    what: Annotated[Literal["playbook", "inventory"], typer.Argument(help="Of which kind of file.")] = "playbook",
+    what: Annotated[
+        Literal["playbook", "inventory", "patch"], typer.Argument(help="Of which kind of file.")
+    ] = "playbook",
 ) -> None:
-    """JSON Schema of playbooks and inventories, for editors with a YAML language server.
+    """JSON Schema of playbooks, inventories and end-state patches, for editors with a YAML language server.
 
     Example: opsctl schema playbook > .vscode/opsctl-playbook.json
     """
     from opsctl.engine import schema as schemas
 
-    made = schemas.playbook() if what == "playbook" else schemas.inventory()
-    typer.echo(json.dumps(made, indent=2))
+    kinds = {"playbook": schemas.playbook, "inventory": schemas.inventory, "patch": schemas.patch}
+    typer.echo(json.dumps(kinds[what](), indent=2))

@@ -1,4 +1,4 @@
-"""JSON Schema of playbooks and inventories, made from the models, for editors."""
+"""JSON Schema of playbooks, inventories and patches, made from the models, for editors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from opsctl import modules
 from opsctl.engine.model import BlockKeys, Gate, IncludeKeys, Param, PlayKeys, TaskKeys
 from opsctl.inventory.model import InventoryFile
+from opsctl.patchfiles import PatchFile
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _TEMPLATE = {"type": "string", "pattern": r"\{[{%#]"}
@@ -68,6 +69,11 @@ def playbook() -> dict[str, Any]:
         "else": play,
         "$defs": definitions,
     }  # fmt: skip
+
+
+def patch() -> dict[str, Any]:
+    """Schema of an end-state patch, a file of a project's `patches/`."""
+    return {"$schema": _DRAFT, **_of(PatchFile), "title": "opsctl patch"}
 
 
 def _of(model: type[BaseModel]) -> dict[str, Any]:

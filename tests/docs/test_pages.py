@@ -124,6 +124,7 @@ def test_yaml_blocks(block: pages.Block, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()
         (tmp_path / "own" / "shown.yaml").write_text(whole)
         assert patchfiles.read(tmp_path / "own").states
+        jsonschema.validate(plain(tmp_path / "own" / "shown.yaml"), schema.patch())
     else:
         pytest.fail("neither a playbook, tasks, an inventory nor a patch")
 

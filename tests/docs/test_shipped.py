@@ -13,11 +13,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from opsctl import patchfiles
 from opsctl.cli.main import run as opsctl
 from opsctl.engine import schema
 from opsctl.engine.lint import lint
 from opsctl.engine.loader import load_playbook
-from opsctl.errors import Exit
+from opsctl.errors import Exit, UsageError
 from opsctl.inventory import load
 from opsctl.practice import host as practice_host
 from opsctl.practice import models
@@ -50,7 +51,7 @@ def test_inventories(tmp_path: Path) -> None:
         jsonschema.validate(plain(path), schema.inventory())
 
 
-@pytest.mark.parametrize("kind", ["playbook", "inventory"])
+@pytest.mark.parametrize("kind", ["playbook", "inventory", "patch"])
 def test_the_schemas_for_editors_are_of_today(kind: str) -> None:
     kept = json.loads((ROOT / f"docs/schema/{kind}.schema.json").read_text())
     assert kept == getattr(schema, kind)(), f"opsctl schema {kind} > docs/schema/{kind}.schema.json"
@@ -100,6 +101,42 @@ def test_the_inventory_schema_finds_slips(old: str, new: str, tmp_path: Path) ->
     path = tmp_path / "inventory.yaml"
     path.write_text(text.replace(old, new, 1))
     assert not valid(plain(path), schema.inventory())
+
+
+PATCH = """\
+reason: MyVL does not pass the capture calls on
+file: srt/models/my_vl.py
+class: MyVL
+functions:
+  - code: |
+      def get_embed_and_head(self): ...
+    instead_of: |
+      def get_embed_and_head(self): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("class:", "clas:"),
+        ("file: srt/models/my_vl.py\n", ""),
+        ("reason: MyVL does not pass the capture calls on", "reason: [1]"),
+        ("  - code: |", "  - codes: |"),
+        ("instead_of:", "instead-of:"),
+        ("    instead_of: |\n      def get_embed_and_head(self): pass\n", "    instead_of: [1]\n"),
+        (PATCH[PATCH.index("functions") :], "functions: []\n"),
+    ],
+)
+def test_the_patch_schema_finds_slips_as_the_loader_does(old: str, new: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(PATCH)
+    assert valid(plain(path), schema.patch())
+    assert patchfiles.read(tmp_path).states
+    assert old in PATCH
+    path.write_text(PATCH.replace(old, new, 1))
+    assert not valid(plain(path), schema.patch())
+    with pytest.raises(UsageError, match="mine.yaml:"):
+        patchfiles.read(tmp_path)
 
 
 class Doorbell:

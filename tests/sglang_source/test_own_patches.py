@@ -114,6 +114,12 @@ def test_a_mistake_in_the_file_is_told_with_its_place(text: str, told: str, fold
     assert re.search(told, f"{caught.value} {caught.value.hint}"), caught.value
 
 
+def test_a_folder_without_patches_is_no_folder_of_patches(folder: Path) -> None:
+    (folder / "mine.yml").write_text(ADD)
+    with pytest.raises(UsageError, match="holds no patches"):
+        patchfiles.read(folder)
+
+
 def test_the_examples_of_the_guide_work(folder: Path, copy_of: MakeTree) -> None:
     first, second = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (folder / "a.yaml").write_text(first)
