@@ -19,7 +19,8 @@ from opsctl.text import printable
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
     from opsctl.gpu.explain import Explanation
-    from opsctl.gpu.judge import HostReport
+    from opsctl.errors import Place
+    from opsctl.gpu.judge import HostReport, Result
     from opsctl.gpu.model import Evidence
 
 
@@ -87,11 +88,11 @@ def health(
         return
     reporting = Reporting("health", output, junit, summary, json_output)
     with reporting.errors():
-        evidence, unreached, reports = _judged(capture, inventory, host, only, skip, every if watch else None, active)
+        evidence, done, reports = _judged(capture, inventory, host, only, skip, every if watch else None, active)
         if record:
             _print_profile(evidence, reports, json_output)
-            raise typer.Exit(tell_errors(unreached))
-    finish(reporting, reports, unreached, verbose=verbose)
+            raise typer.Exit(tell_errors(done))
+    finish(reporting, reports, done, verbose=verbose)
 
 
 @app.command()
@@ -111,7 +112,7 @@ def _judged(
     every: float | None,
     active: bool,
 ) -> tuple[list[tuple[str, Evidence]], list[Done[Evidence]], list[HostReport]]:
-    """What was seen of each host, the hosts that were not reached, and the reports. every: watch, in seconds."""
+    """What was seen, what came of each host of the inventory, and the reports. every: watch, in seconds."""
     from opsctl.gpu.judge import judge, selected
 
     checks = selected(_names(only), _names(skip))
@@ -133,35 +134,39 @@ def _judged(
         health_hosts.watch(listed, checks, every)
     done = health_hosts.evidence_of(listed, load=active)
     seen = [(one.host.name, one.value) for one in done if one.value is not None]
-    return seen, [one for one in done if one.error], health_hosts.reports(done, checks)
+    return seen, done, health_hosts.reports(done, checks)
 
 
-def finish(
-    reporting: Reporting, reports: list[HostReport], unreached: Sequence[Done[Evidence]], *, verbose: bool
-) -> None:
+def finish(reporting: Reporting, reports: list[HostReport], done: Sequence[Done[Evidence]], *, verbose: bool) -> None:
     """Tell the reports, and end with the exit code of the worst: a failed check, then a lost host."""
     from opsctl.gpu.model import Verdict, worst
     from opsctl.report.health import findings, show
 
     overall = worst([r.verdict for r in reports])
-    not_reached = [(one.host.name, mask(one.error.message)) for one in unreached if one.error]
-    lost = next((one.error.exit_code for one in unreached if one.error), None)
+    hosts = {one.host.name: one.host for one in done}
+    unreached = [(one.host.name, one.error) for one in done if one.error]
+    lost = next((error.exit_code for _, error in unreached), None)
     fit = Exit.DEGRADED if overall is Verdict.WARN else Exit.DONE
     code = Exit.UNFIT if overall is Verdict.FAIL else lost or fit
 
     def tell() -> None:
         if not reporting.as_json:
-            show(reports, verbose=verbose, unreached=not_reached)
+            show(reports, verbose=verbose, unreached=[(name, mask(error.message)) for name, error in unreached])
             return
         import json
 
         document: dict[str, Any] = {"verdict": overall.value, "hosts": [r.as_json() for r in reports]}
         if unreached:
-            document["unreached"] = [{"host": one.host.name, "error": mask(str(one.error))} for one in unreached]
+            document["unreached"] = [{"host": name, "error": mask(str(error))} for name, error in unreached]
         typer.echo(json.dumps(document, indent=2))
 
-    reporting.tell(lambda: [*lost_hosts(unreached), *findings(reports)], code, tell)
-    tell_errors(unreached)
+    def blame(name: str, result: Result) -> Place | None:
+        from opsctl.cli.health_hosts import blamed
+
+        return blamed(hosts[name], result) if name in hosts else None
+
+    reporting.tell(lambda: [*lost_hosts(done), *findings(reports, blame)], code, tell)
+    tell_errors(done)
     raise typer.Exit(code)
 
 

@@ -10,24 +10,28 @@ from typing import TYPE_CHECKING
 import typer
 
 from opsctl.gpu import active, gathered, lastlook, state, wanted
-from opsctl.gpu.judge import HostReport, judge
+from opsctl.gpu.checks.registry import checks
+from opsctl.gpu.judge import HostReport, Result, judge
 from opsctl.gpu.model import Evidence
 from opsctl.gpu.wanted import Wanted
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
+    from opsctl.errors import Place
     from opsctl.gpu.checks.registry import Check
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
 
 
+_OF_THE_SERVER = {"weights": "model_path"}  # where the section `sglang` has another name for it
 _AT_ONCE = 128  # a host is asked once and then waited for: many waits fit side by side
 
 
 def wanted_of(host: InventoryHost) -> Wanted:
     """What the inventory expects: the variable `health`, on top of what `sglang` says about the server."""
     served = host.settings.sglang
-    return wanted.of(host.variables.get("health"), served.model_dump() if served else None, host.name)
+    where = host.said("vars", "health") or host.name
+    return wanted.of(host.variables.get("health"), served.model_dump() if served else None, where)
 
 
 def on_host(remote: RemoteHost, host: InventoryHost) -> Evidence:
@@ -56,7 +60,7 @@ def evidence_of(hosts: Sequence[InventoryHost], *, load: bool = False) -> list[D
     return on_each(hosts, under_load if load else on_host, at_once=_AT_ONCE)
 
 
-def reports(done: Iterable[Done[Evidence]], checks: Sequence[Check]) -> list[HostReport]:
+def reports(done: Iterable[Done[Evidence]], chosen: Sequence[Check]) -> list[HostReport]:
     """A report for each host that was reached, compared with the last look at it, which this one replaces."""
     found = []
     for one in done:
@@ -64,13 +68,29 @@ def reports(done: Iterable[Done[Evidence]], checks: Sequence[Check]) -> list[Hos
             continue
         name, address = one.host.name, one.host.connection().address or one.host.name
         found.append(
-            judge(name, replace(one.value, before=lastlook.read(name, address)), wanted_of(one.host).settings, checks)
+            judge(name, replace(one.value, before=lastlook.read(name, address)), wanted_of(one.host).settings, chosen)
         )
         lastlook.write(name, address, state.now(one.value))
     return found
 
 
-def watch(hosts: Sequence[InventoryHost], checks: Sequence[Check], every: float) -> None:
+def blamed(host: InventoryHost, result: Result) -> Place | None:
+    """The line of the inventory that the host was judged by: of the threshold, the profile or the server it says.
+
+    The host's own line where the inventory says nothing of that.
+    """
+    other = {"fail": "warn", "warn": "fail"}.get(result.verdict.value)
+    keys = [key for key in checks()[result.check].settings if key.rpartition(".")[2] != other]
+    profile = wanted_of(host).settings.profile.dump()
+    lines = [
+        host.said("vars", "health", *key.split(".", 1)) or host.said("sglang", _OF_THE_SERVER.get(key, key))
+        for key in keys
+        if not key.startswith("profile.") or profile.get(key.partition(".")[2]) == result.found.expected
+    ]
+    return next(filter(None, lines), None) or host.place
+
+
+def watch(hosts: Sequence[InventoryHost], chosen: Sequence[Check], every: float) -> None:
     """Look again and again until interrupted; on a terminal in place, and always saying what has changed."""
     import sys
 
@@ -80,7 +100,7 @@ def watch(hosts: Sequence[InventoryHost], checks: Sequence[Check], every: float)
     last: list[HostReport] = []
     while True:
         done = evidence_of(hosts)
-        found = reports(done, checks)
+        found = reports(done, chosen)
         if sys.stdout.isatty():
             typer.echo("\x1b[2J\x1b[H", nl=False)
         typer.echo(time.strftime("%H:%M:%S"))

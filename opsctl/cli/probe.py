@@ -116,8 +116,9 @@ def probe(
             typer.echo(f"kept as run {run}")
 
     code = Exit.DONE if all(o.holds for o in outcomes) else Exit.GATE
+    at = reached.host.place if reached.host else None
     reporting.tell(
-        lambda: probe_cases.findings(reached.name, probe_view.figures(result), noticed, outcomes), code, tell
+        lambda: probe_cases.findings(reached.name, probe_view.figures(result), noticed, outcomes, at), code, tell
     )
     if code is not Exit.DONE:
         raise typer.Exit(code)

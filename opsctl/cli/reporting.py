@@ -100,7 +100,8 @@ def lost_hosts(done: Sequence[Done[T]]) -> list[Finding]:
     """The hosts that could not be looked at, as failures."""
     from opsctl.report.findings import Finding
 
-    return [Finding.of(one.error) for one in done if one.error]
+    lost = [(Finding.of(one.error), one.host.place) for one in done if one.error]
+    return [replace(finding, place=finding.place or place) for finding, place in lost]
 
 
 def _from_here(found: Finding) -> Finding:

@@ -10,27 +10,6 @@ from opsctl.gpu.checks.registry import checks
 from opsctl.gpu.settings import thresholds
 from opsctl.text import did_you_mean
 
-# Which thresholds belong to which check; the names begin alike where one check has several.
-_THRESHOLDS = {
-    "smi.responsive": "smi.",
-    "pcie.width": "width.",
-    "pcie.errors": "replay.",
-    "gpu.temp": "temp.",
-    "gpu.leftover": "leftover.",
-    "ecc.rows": "rows.",
-    "klog.aer": "aer.",
-    "host.ram": "ram.",
-    "host.shm": "shm.",
-    "host.disk": "disk.",
-    "host.limits": "limits.",
-    "host.fd": "fd.",
-    "host.time": "clock.",
-    "proc.stuck": "stuck.",
-    "svc.port": "ready.",
-    "active.bandwidth": "active.pair",
-    "active.nccl": "active.limit",
-    "active.torch": "active.limit",
-}
 _SEVERITY = {"fail": "a failure", "warn": "a warning", "info": "information only"}
 
 
@@ -71,11 +50,10 @@ def _xid(code: int) -> Explanation:
 
 def _check(name: str) -> Explanation:
     check = checks()[name]
-    prefix = _THRESHOLDS.get(name)
     limits = [
         (f"threshold {t.name}", f"{t.value:g} {t.unit}".strip() + f": {t.meaning} ({t.source})")
         for t in thresholds().values()
-        if prefix and t.name.startswith(prefix)
+        if f"thresholds.{t.name}" in check.settings
     ]
     lines = [
         ("asks", check.meaning),

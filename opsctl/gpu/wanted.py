@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from opsctl.errors import UsageError
+from opsctl.errors import Place, UsageError
 from opsctl.gpu.profile import Profile
 from opsctl.gpu.settings import Settings
 from opsctl.text import did_you_mean
@@ -64,7 +64,7 @@ class Wanted:
         return self.settings.limit("smi.fail")
 
 
-def of(health: Any, sglang: Mapping[str, Any] | None, where: str) -> Wanted:
+def of(health: Any, sglang: Mapping[str, Any] | None, where: str | Place) -> Wanted:
     """The variable `health`, on top of what the settings `sglang` say about the server. Raises UsageError."""
     if health is not None and not isinstance(health, Mapping):
         raise UsageError(f"health: a mapping is expected, not {health!r}", where=where)
@@ -86,7 +86,7 @@ def _served(sglang: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def load(data: Mapping[str, Any], where: str) -> Wanted:
+def load(data: Mapping[str, Any], where: str | Place) -> Wanted:
     """From the host's variable `health`. Raises UsageError."""
     try:
         model = _Model.model_validate(dict(data))
@@ -95,7 +95,11 @@ def load(data: Mapping[str, Any], where: str) -> Wanted:
         name = ".".join(map(str, first["loc"]))
         hint = did_you_mean(name, _Model.model_fields) if first["type"] == "extra_forbidden" else None
         raise UsageError(f"health: {name}: {first['msg'].lower()}", where=where, hint=hint) from error
-    settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
+    try:
+        settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
+    except UsageError as error:
+        error.where = where
+        raise
     return Wanted(
         settings=settings,
         unit=model.unit,

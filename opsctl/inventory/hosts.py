@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsctl.errors import UsageError
+from opsctl.errors import Place, UsageError
 from opsctl.inventory import patterns
 from opsctl.inventory.model import Settings, SglangSettings
 from opsctl.secret import Secret
 
 if TYPE_CHECKING:
     from opsctl.remote.spec import ConnectionSpec
+    from opsctl.yaml_source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class InventoryHost:
         groups: the groups it is in, from the outermost to the nearest.
         variables: for playbooks; `sglang`, `inventory_hostname` and `group_names` are among them.
         folder: what relative paths of the inventory are relative to.
+        source: the inventory, to point at; None where there is no file.
     """
 
     name: str
@@ -32,6 +34,20 @@ class InventoryHost:
     groups: tuple[str, ...]
     variables: Mapping[str, Any]
     folder: Path
+    source: Source | None = field(default=None, repr=False, compare=False)
+
+    def said(self, *path: str) -> Place | None:
+        """Where the inventory says this of the host: itself, else its nearest group that does, else the defaults."""
+        if self.source is None:
+            return None
+        layers = [("hosts", self.name), *(("groups", group) for group in reversed(self.groups)), ("defaults",)]
+        found = next((layer for layer in layers if (*layer, *path) in self.source.keys), None)
+        return self.source.key_place((*found, *path)) if found else None
+
+    @property
+    def place(self) -> Place | None:
+        """The host's own line in the inventory."""
+        return self.said()
 
     @property
     def sglang(self) -> SglangSettings:

@@ -55,7 +55,7 @@ def build(source: Source) -> Inventory:
     model: InventoryFile = validate(InventoryFile, source.value, source)
     _check_names(model, source)
     parents = _parents(model, source)
-    hosts = {name: _host(name, model, parents, Path(source.file).parent) for name in model.hosts}
+    hosts = {name: _host(name, model, parents, source) for name in model.hosts}
     groups = {g: tuple(h for h in hosts if g in hosts[h].groups) for g in model.groups}
     return Inventory(source.file, hosts, groups, notes)
 
@@ -123,7 +123,7 @@ def _cycle(start: str, parents: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def _host(name: str, model: InventoryFile, parents: Mapping[str, Sequence[str]], folder: Path) -> InventoryHost:
+def _host(name: str, model: InventoryFile, parents: Mapping[str, Sequence[str]], source: Source) -> InventoryHost:
     groups = _groups_of(name, model, parents)
     layers: list[Settings] = [model.defaults, *(model.groups[g] for g in groups), model.hosts[name]]
     settings = merge(layers)
@@ -132,7 +132,7 @@ def _host(name: str, model: InventoryFile, parents: Mapping[str, Sequence[str]],
         "group_names": list(groups),
         "sglang": (settings.sglang or SglangSettings()).model_dump(),
     }
-    return InventoryHost(name, settings, groups, {**settings.vars, **own}, folder)
+    return InventoryHost(name, settings, groups, {**settings.vars, **own}, Path(source.file).parent, source)
 
 
 def _groups_of(host: str, model: InventoryFile, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

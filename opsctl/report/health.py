@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import typer
 
+from opsctl.errors import Place
 from opsctl.gpu.judge import HostReport, Result
 from opsctl.gpu.model import KernelEvent, Verdict
 from opsctl.report.findings import Finding, Status
@@ -85,18 +86,22 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
     return lines
 
 
-def findings(reports: Iterable[HostReport]) -> list[Finding]:
+Blame = Callable[[str, Result], Place | None]
+"""Where the inventory says what the host with this name was judged by."""
+
+
+def findings(reports: Iterable[HostReport], blame: Blame = lambda host, result: None) -> list[Finding]:
     """One finding per host and check, told by the worst of its results."""
     found = []
     for report in reports:
         by_check: dict[str, list[Result]] = {}
         for result in report.results:
             by_check.setdefault(result.check, []).append(result)
-        found += [_finding(report.host, check, results) for check, results in by_check.items()]
+        found += [_finding(report.host, check, results, blame) for check, results in by_check.items()]
     return found
 
 
-def _finding(host: str, check: str, results: list[Result]) -> Finding:
+def _finding(host: str, check: str, results: list[Result], blame: Blame) -> Finding:
     worst = max(results, key=lambda r: r.verdict.rank)
     told = "\n".join(f"{r.verdict.value}: {_subject(r)}{r.found.evidence}" for r in results)
     if worst.verdict.rank <= Verdict.PASS.rank:
@@ -104,7 +109,8 @@ def _finding(host: str, check: str, results: list[Result]) -> Finding:
             host, check, _STATUS[worst.verdict], worst.found.evidence if worst.verdict is Verdict.SKIP else ""
         )
     message = f"{_subject(worst)}{worst.found.evidence}"
-    return Finding(host, check, _STATUS[worst.verdict], message, remedy=worst.remedy or "", detail=told)
+    place, remedy = blame(host, worst), worst.remedy or ""
+    return Finding(host, check, _STATUS[worst.verdict], message, place=place, remedy=remedy, detail=told)
 
 
 def _block(report: HostReport, verbose: bool) -> None:

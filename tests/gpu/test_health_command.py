@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from opsctl.gpu import capture
+from opsctl.gpu.checks.registry import checks
+from opsctl.gpu.settings import Settings
 from tests.gpu.fakehost import FakeHost
-from tests.gpu.judging import text_of
+from tests.gpu.judging import DATA, text_of
 
+_ANNOTATION = r"::\w+ file=[^,]*inventory\.yaml,line=(?P<line>\d+),col=\d+,title=(?P<title>[^:]*)::"
 H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")
 
 
@@ -23,9 +28,9 @@ def host(tmp_path: Path) -> FakeHost:
     return fake
 
 
-def _opsctl(host: FakeHost, *args: str, health: str = "{}") -> tuple[int, str, str]:
+def _opsctl(host: FakeHost, *args: str, health: str = "{}", text: str = "") -> tuple[int, str, str]:
     inventory = host.root / "inventory.yaml"
-    inventory.write_text(f"hosts:\n  here:\n    connection: local\n    vars:\n      health: {health}\n")
+    inventory.write_text(text or f"hosts:\n  here:\n    connection: local\n    vars:\n      health: {health}\n")
     env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}", "XDG_STATE_HOME": str(host.root / "state")}
     done = subprocess.run(
         [sys.executable, "-m", "opsctl", args[0], "-i", str(inventory), *args[1:]],
@@ -56,6 +61,53 @@ def test_mistakes_in_the_inventory_are_told_without_a_traceback(host: FakeHost, 
     code, out, err = _opsctl(host, "health", "--json", health=health)
     assert (code, out) == (2, "")
     assert "Traceback" not in err
+    assert "inventory.yaml:5:" in err
+
+
+INVENTORY = """\
+defaults:
+  vars:
+    health:
+      thresholds:
+        temp.headroom.warn: 60
+hosts:
+  here:
+    connection: local
+    vars:
+      health:
+        profile:
+          gpus: 9
+          driver: "1.0"
+        thresholds: {temp.headroom.fail: 1, temp.headroom.warn: 60}
+  gone:
+    address: 127.0.0.1
+    port: 9
+"""
+
+
+def test_annotations_point_at_what_the_inventory_expects(host: FakeHost) -> None:
+    text = INVENTORY
+    _, out, _ = _opsctl(host, "health", "--only", "gpu.count,gpu.temp,driver,host.limits", "-o", "github", text=text)
+    at = {m["title"].partition(" ")[0]: int(m["line"]) for m in re.finditer(_ANNOTATION, out)}
+    assert at["gpu.count"] == 12
+    assert at["gpu.temp"] == 14
+    assert at["error"] == 15  # the host that was not reached
+    assert at.get("driver.loaded", 7) == at.get("host.limits", 7) == 7  # nothing is said of them: the host itself
+
+
+def test_each_check_names_the_thresholds_that_it_judges_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    limit = Settings.limit
+    monkeypatch.setattr(Settings, "limit", lambda self, name: asked.add(f"thresholds.{name}") or limit(self, name))
+    ever: set[str] = set()
+    for file in sorted(path for path in DATA.rglob("*") if path.suffix in (".xml", ".txt", ".tar")):
+        evidence = capture.read(file.read_text(errors="replace"), file.name)
+        for check in checks().values() if evidence else ():
+            asked.clear()
+            check.function(evidence, Settings())
+            assert asked <= set(check.settings), check.id
+            ever |= asked
+    assert len(ever) > 8
 
 
 def test_recorded_profile_is_accepted_back(host: FakeHost) -> None:

@@ -69,12 +69,15 @@ _FUNCTIONS: dict[str, CheckFunction] = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """settings: keys of the host's variable `health` that it judges by: `profile.gpus`, `thresholds.shm.fail`."""
+
     id: str
     title: str
     meaning: str
     causes: str
     remedy: str
     command: str
+    settings: tuple[str, ...]
     function: CheckFunction
 
 
@@ -84,7 +87,7 @@ def checks() -> dict[str, Check]:
     return {
         name: Check(
             name, rows[name]["title"], rows[name]["meaning"], rows[name]["causes"], rows[name]["remedy"],
-            rows[name]["command"], function,
+            rows[name]["command"], tuple(rows[name]["settings"].split()), function,
         )
         for name, function in _FUNCTIONS.items()
     }  # fmt: skip
