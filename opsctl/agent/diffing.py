@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.regular import descriptor
 from opsctl.agent.source import GIT, run
 
 
@@ -144,7 +145,7 @@ def _read(path: str) -> Tuple[Optional[bytes], Optional[int]]:
         return None, None
     if not stat.S_ISREG(info.st_mode):
         raise AgentError("invalid", "%s is no regular file" % path, path=path)
-    with open(path, "rb") as stream:
+    with os.fdopen(descriptor(path), "rb") as stream:
         return stream.read(), stat.S_IMODE(info.st_mode)
 
 

@@ -18,6 +18,7 @@ from opsctl.agent.filewrite import Owner
 from opsctl.agent.keep import load, place, save
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.regular import opened, whole
 
 
 def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow: bool = False) -> Reply:
@@ -31,8 +32,8 @@ def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow
         body = b""
         found = fs.state(real, False)
         if found["kind"] == "file" and found["size"] <= content:
-            with open(real, "rb") as stream:
-                body = stream.read(content + 1)
+            with opened(real) as stream:
+                body = whole(stream, content + 1)
             found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
         elif found["kind"] == "file" and digest:
             found["sha256"] = fs.sha256(real, call)
@@ -44,11 +45,11 @@ def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow
 def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply:
     """Up to `limit` bytes from `offset` (negative: from the end) and the size of the whole."""
     path = fs.absolute(path)
-    with told("read", path), open(path, "rb") as stream:
+    with told("read", path), opened(path) as stream:
         size = stream.seek(0, os.SEEK_END)
         start = max(0, size + offset) if offset < 0 else offset
         stream.seek(start)
-        return Reply({"size": size, "offset": start}, stream.read(limit))
+        return Reply({"size": size, "offset": start}, whole(stream, limit))
 
 
 def tree(call: Context, path: str, digest: bool = True, limit: int = 100000) -> Dict[str, Any]:
@@ -250,15 +251,6 @@ def _unmake(made: List[str]) -> bool:
     return undone
 
 
-def free(call: Context, path: str) -> Dict[str, int]:
-    """Bytes free to us and in all on the file system that holds `path`, or its nearest existing folder."""
-    path = fs.absolute(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    info = os.statvfs(path)
-    return {"free": info.f_bavail * info.f_frsize, "total": info.f_blocks * info.f_frsize}
-
-
 CALLS = {
     "stat": stat,
     "read": read,
@@ -270,5 +262,4 @@ CALLS = {
     "link": link,
     "remove": remove,
     "restore": restore,
-    "free": free,
 }

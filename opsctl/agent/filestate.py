@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Dict, Iterable, Optional, Union
 
 from opsctl.agent.durable import sync_folder
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.regular import opened
 
 State = Dict[str, Any]
 CHUNK = 1 << 20
@@ -57,7 +58,7 @@ def state(path: str, digest: bool = True, call: Optional[Context] = None) -> Sta
 
 def sha256(path: str, call: Optional[Context] = None) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with opened(path) as stream:
         for part in parts(stream):
             if call is not None and call.cancelled():
                 raise AgentError("failed", "cancelled while reading %s" % path, path=path)

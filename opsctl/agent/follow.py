@@ -18,6 +18,7 @@ from typing import Any, Generator, List, Optional
 from opsctl.agent.logtail import Tail
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.redact import MAX_LINE, Redactor
+from opsctl.agent.regular import descriptor
 
 TICK = 1.0
 _POLL = 0.2
@@ -103,7 +104,7 @@ def _file(path: str, at: Any, past: int) -> "Generator[Any, None, None]":
 
 def _resume(path: str, at: Any, past: int) -> int:
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(descriptor(path), "rb") as file:
             status = os.fstat(file.fileno())
             if at and at[:2] == [status.st_dev, status.st_ino] and at[2] <= status.st_size:
                 return int(at[2])

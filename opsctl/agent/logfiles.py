@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional
 
 from opsctl.agent.logsource import packed
 from opsctl.agent.protocol import Context
+from opsctl.agent.regular import descriptor
 
 MOST_FILES = 40
 _STAMP = re.compile(rb"(?:^|\n)\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
@@ -53,7 +54,7 @@ def offset_of(path: str, seconds: float) -> int:
     Times are counted back from the file's last line and its time of change, so the time zone does not matter.
     """
     size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    with os.fdopen(descriptor(path), "rb") as file:
         if packed(file.read(4)):
             return 0
         last = _last_time(file, size)

@@ -10,6 +10,7 @@ import zlib
 from typing import BinaryIO, Iterator
 
 from opsctl.agent.protocol import AgentError
+from opsctl.agent.regular import descriptor
 
 BLOCK = 4 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -28,7 +29,7 @@ def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK, once:
     may be. Raises AgentError: not-found, permission, missing-tool.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115  closed below, and by the generator's end
+        file = os.fdopen(descriptor(path), "rb")  # closed below, and by the generator's end
     except FileNotFoundError:
         raise AgentError("not-found", "no such log: %s" % path, path=path) from None
     except OSError as error:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import BinaryIO, List, Optional
 
+from opsctl.agent.protocol import AgentError
+from opsctl.agent.regular import opened
+
 CHUNK = 1 << 20
 LONGEST = 64 << 10  # bytes of a line that is still kept whole
 
@@ -65,8 +68,8 @@ class Tail:
 
     def _open(self, offset: Optional[int]) -> None:
         try:
-            stream = open(self.path, "rb")  # noqa: SIM115  kept open: a renamed file is read to its end
-        except OSError:
+            stream = opened(self.path)  # kept open: a renamed file is read to its end
+        except (OSError, AgentError):  # what is no file, /dev/null for one, has no lines
             return
         size = os.fstat(stream.fileno()).st_size
         # An offset beyond the end is of a file that has been rotated or truncated since.

@@ -14,13 +14,15 @@ import re
 import subprocess
 import sys
 import zlib
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.regular import opened, whole
 
 PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
 MAX_GATHER = 32 << 20
+MAX_TREE = 256 << 20  # of Python in a package; SGLang has 20 MB
 MODELS = "srt/models"
 _DEPTH = 6
 
@@ -49,24 +51,30 @@ def gather(
     models = _models(root, prefix)
     found = {name: _defining(models, name) for name in classes}
     if everywhere and not all(found.values()):
-        elsewhere = {p: _read(os.path.join(root, prefix, p)) for p in _walk(os.path.join(root, prefix), "", ("*.py",))}
+        top = os.path.join(root, prefix)
+        elsewhere = _texts(top, _walk(top, "", ("*.py",)))
         found = {name: paths or _defining(elsewhere, name) for name, paths in found.items()}
     for paths in found.values():
         wanted += paths
     wanted += _closure(models, classes)
     git = _git_state(root, prefix)
-    contents = [
-        (p, models[p] if p in models else _read(os.path.join(root, prefix, p)), False) for p in dict.fromkeys(wanted)
-    ]
-    contents += _committed(root, prefix, set(git["dirty"]) & {os.path.join(prefix, path) for path in wanted})
-    entries, parts, total, too_large = [], [], 0, []
-    for path, data, head in contents:
-        if total + len(data) > MAX_GATHER:
+    entries, parts, too_large = [], [], []
+    room = MAX_GATHER
+
+    def take(path: str, data: Optional[bytes], head: bool) -> None:
+        nonlocal room
+        if data is None or len(data) > room:
             too_large.append(path)
-            continue
-        total += len(data)
+            return
+        room -= len(data)
         entries.append({"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "head": head})
         parts.append(data)
+
+    for path in dict.fromkeys(wanted):
+        take(path, models[path] if path in models else _read(os.path.join(root, prefix, path), room), False)
+    changed = set(git["dirty"]) & {os.path.join(prefix, path) for path in wanted}
+    for path, data in _committed(root, prefix, changed):
+        take(path, data, True)
     result = {
         "root": root,
         "prefix": prefix,
@@ -93,7 +101,8 @@ def grep(
     for path in _walk(root, prefix, globs):
         if call.cancelled():
             break
-        text = _read(os.path.join(root, path)).decode("utf-8", "replace")
+        data = _read(os.path.join(root, path), MAX_GATHER)
+        text = "" if data is None else data.decode("utf-8", "replace")
         if not wanted.search(text):
             continue
         for number, line in enumerate(text.split("\n"), 1):
@@ -144,9 +153,26 @@ def _package(root: str) -> Tuple[str, str]:
     )
 
 
-def _read(path: str) -> bytes:
-    with told("read", path), open(path, "rb") as file:
-        return file.read()
+def _read(path: str, limit: int) -> Optional[bytes]:
+    """A file, None where it has more than `limit` bytes."""
+    with told("read", path), opened(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            return None
+        data = whole(file, limit + 1)
+    return data if len(data) <= limit else None
+
+
+def _texts(top: str, paths: Iterable[str]) -> Dict[str, bytes]:
+    """The files of a package, in bounded memory. Raises AgentError invalid."""
+    found, room = {}, MAX_TREE
+    for path in paths:
+        data = _read(os.path.join(top, path), room)
+        if data is None:
+            text = "%s has more than %d MiB of source: that is no SGLang package" % (top, MAX_TREE >> 20)
+            raise AgentError("invalid", text, path=path)
+        found[path] = data
+        room -= len(data)
+    return found
 
 
 def _walk(root: str, prefix: str, globs: Iterable[str]) -> Iterable[str]:
@@ -163,16 +189,8 @@ def _walk(root: str, prefix: str, globs: Iterable[str]) -> Iterable[str]:
 
 
 def _models(root: str, prefix: str) -> Dict[str, bytes]:
-    found = {}
     top = os.path.join(root, prefix)
-    for folder, folders, names in os.walk(os.path.join(top, MODELS)):
-        folders[:] = sorted(f for f in folders if f != "__pycache__")
-        for name in sorted(names):
-            if name.endswith(".py"):
-                path = os.path.join(folder, name)
-                if os.path.isfile(path):
-                    found[os.path.relpath(path, top)] = _read(path)
-    return found
+    return _texts(top, (os.path.join(MODELS, path) for path in _walk(os.path.join(top, MODELS), "", ("*.py",))))
 
 
 _CLASS = re.compile(rb"^class[ \t]+(\w+)", re.MULTILINE)
@@ -250,13 +268,11 @@ def _git_state(root: str, prefix: str) -> Dict[str, Any]:
     }
 
 
-def _committed(root: str, prefix: str, paths: Iterable[str]) -> List[Tuple[str, bytes, bool]]:
-    found = []
+def _committed(root: str, prefix: str, paths: Iterable[str]) -> Iterator[Tuple[str, bytes]]:
     for path in sorted(paths):
         shown = run([*GIT, "-C", root, "show", "HEAD:./" + path], check=False)
         if shown.returncode == 0:
-            found.append((os.path.relpath(path, prefix or "."), shown.stdout, True))
-    return found
+            yield os.path.relpath(path, prefix or "."), shown.stdout
 
 
 def run(
@@ -287,6 +303,5 @@ def run(
 CALLS = {
     "gather": gather,
     "grep": grep,
-    "compile": compile_files,
     "prove": prove,
 }

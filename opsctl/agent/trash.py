@@ -11,6 +11,7 @@ from opsctl.agent import filestate as fs
 from opsctl.agent.durable import sync_folder
 from opsctl.agent.keep import place, save
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.regular import opened
 
 
 def image(path: str, blob: str, shared: bool) -> None:
@@ -167,7 +168,7 @@ def _copy(source: str, target: str) -> None:
     info = os.lstat(source)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(source, "rb") as reader, os.fdopen(descriptor, "wb") as writer:
+        with opened(source, os.O_NOFOLLOW) as reader, os.fdopen(descriptor, "wb") as writer:
             writer.writelines(fs.parts(reader))
             writer.flush()
             os.fsync(writer.fileno())

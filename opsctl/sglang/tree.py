@@ -114,6 +114,8 @@ def unpacked(body: bytes, sizes: Iterable[int], where: str | None = None) -> byt
 def received(reply: Reply) -> SourceTree:
     """The tree in an answer to `request`. Raises RemoteError if the bytes are not those announced."""
     told: dict[str, Any] = reply.result
+    for path in told["too_large"]:
+        raise RemoteError(f"{path} is too large for a source file", where=told["root"])
     data = unpacked(reply.body, (int(entry["size"]) for entry in told["files"]), where=told["root"])
     files: dict[str, bytes] = {}
     heads: dict[str, bytes] = {}

@@ -180,6 +180,23 @@ def test_what_only_looks_like_a_frame_is_told(make_host: MakeHost, tmp_path: Pat
         make_host(python=str(python)).call(shell("true"), timeout=20)
 
 
+@pytest.mark.parametrize(("make", "what"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])
+def test_what_is_no_file_is_refused_and_blocks_nobody(
+    host: RemoteHost, tmp_path: Path, make: Callable[[Path], None], what: str
+) -> None:
+    make(tmp_path / "odd")
+    path = str(tmp_path / "odd")
+    asked = [
+        Call("files.read", {"path": path}),
+        Call("bulk.scan", {"path": path, "chunk": 1 << 16, "size": 10}),
+        Call("serverlog.scan", {"path": path}),
+        Call("files.read", {"path": "/dev/zero"}),
+    ]
+    found = host.outcomes(asked, timeout=20)
+    assert [str(one) for one in found[:3]] == [f"box: {path} is {what}, not a file"] * 3
+    assert "/dev/zero is a device" in str(found[3])
+
+
 def test_no_thread_but_the_transport_s(make_host: MakeHost) -> None:
     before = set(threading.enumerate())
     hosts = [make_host() for _ in range(3)]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import AgentError, Call, Reply
-from opsctl.errors import RemoteError
+from opsctl.agent import source
+from opsctl.agent.protocol import AgentError, Call, Context, Reply
+from opsctl.errors import RemoteError, UsageError
 from opsctl.sglang import patching, patchset, proofs, reverting
 from opsctl.sglang.tree import DRAFTER, SourceTree, here, load, received, request
 from tests.sglang_source.conftest import MakeTree
@@ -25,8 +26,7 @@ def patched(root: Path, *names: str) -> tuple[SourceTree, patchset.Plan]:
 def test_compile_names_the_file_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text("x = 1\n")
     (tmp_path / "bad.py").write_text("x = (\n")
-    arguments = {"root": str(tmp_path), "files": ["good.py", "bad.py"], "python": sys.executable}
-    found = here(Call("source.compile", arguments)).result
+    found = source.compile_files(Context(), str(tmp_path), ["good.py", "bad.py"], sys.executable)
     assert [f["path"] for f in found["failed"]] == ["bad.py"]
     assert "bad.py, line 1" in found["failed"][0]["message"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.py", "good.py"]
@@ -40,6 +40,20 @@ def test_a_search_passes_over_pipes_and_links_that_lead_nowhere(tmp_path: Path) 
     os.mkfifo(models.parent / "pipe.py")
     found = here(Call("source.grep", {"root": str(tmp_path), "pattern": "class"})).result
     assert [match["path"] for match in found["matches"]] == ["sglang/srt/models/llama.py"]
+
+
+def test_a_tree_is_bounded_before_it_is_read(tmp_path: Path) -> None:
+    models = tmp_path / "sglang" / "srt" / "models"
+    models.mkdir(parents=True)
+    (models / "llama.py").write_text("class Llama: pass\n")
+    for huge in (tmp_path / "sglang" / "weights.bin", models / "huge.py"):  # reading them would take all memory
+        huge.touch()
+    os.truncate(tmp_path / "sglang" / "weights.bin", 1 << 42)
+    with pytest.raises(RemoteError, match=r"weights\.bin.* too large"):
+        load(here, str(tmp_path), files=["weights.bin"])
+    os.truncate(models / "huge.py", 1 << 42)
+    with pytest.raises(UsageError, match="more than 256 MiB"):
+        load(here, str(tmp_path))
 
 
 @pytest.mark.parametrize(
