@@ -8,6 +8,7 @@ import os
 from typing import Any, Dict
 
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.regular import opened
 
 DIGEST = 16  # bytes of BLAKE2b per chunk
 
@@ -24,7 +25,9 @@ def scan(call: Context, path: str, chunk: int, size: int) -> Reply:
     """
     found = bytearray()
     done = 0
-    with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
+    if not size:
+        return Reply({"scanned": 0})
+    with contextlib.suppress(FileNotFoundError), opened(path, os.O_NOFOLLOW) as file:
         while done < size and not call.cancelled():
             want = min(chunk, size - done)
             data = _read(file.fileno(), want)
