@@ -9,7 +9,7 @@ import threading
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import files, runlog, servers, source
+from opsctl.agent import files, runlog, serverargv, servers, source
 from opsctl.agent import filestate as fs
 from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context, Reply
@@ -17,7 +17,6 @@ from opsctl.agent.steps import Nested
 
 RECORD = "patching"  # of a journal step: which tree, which patches, which files
 _CONFIG_LIMIT = 4 << 20
-_USUAL_PORT = "30000"
 _MOST = 64 << 20  # bytes of before-images that are sent back
 
 
@@ -39,7 +38,7 @@ def look(
     Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path]}.
     """
     found = servers.find(call)
-    serving = next((one for one in found if (_flag(one["argv"], "--port") or _USUAL_PORT) == str(port)), None)
+    serving = next((one for one in found if serverargv.port(one["argv"]) == port), None)
     asking = _Imports(found, serving, python, path)  # interpreters take their time to start
     asking.start()
     if root is None:
@@ -49,7 +48,7 @@ def look(
         raise AgentError(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
-    architectures = _architectures(model or (_flag(serving["argv"], "--model-path", "--model") if serving else None))
+    architectures = _architectures(model or (serverargv.value(serving["argv"], serverargv.MODEL) if serving else None))
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
     asking.join()
     top = os.path.join(reply.result["root"], reply.result["prefix"])
@@ -255,16 +254,6 @@ def _architectures(model: Optional[str]) -> List[str]:
         return [str(name) for name in told["architectures"]]
     except (OSError, ValueError, TypeError, KeyError):
         return []
-
-
-def _flag(argv: List[str], *spellings: str) -> Optional[str]:
-    """The value of a flag, the last one as in argparse; None where it is not given."""
-    value = None
-    for word, following in zip(argv, argv[1:] + [""]):
-        name, inline, said = word.partition("=")
-        if name in spellings:
-            value = said if inline else following
-    return value
 
 
 def _environment(path: Optional[str]) -> Dict[str, str]:

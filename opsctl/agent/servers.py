@@ -13,13 +13,12 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import pids
+from opsctl.agent import pids, serverargv
 from opsctl.agent.protocol import Context
 
 # Settings that bear on what a server does; none of them holds a secret.
 ENVIRONMENT = re.compile(r"SGLANG_|SGL_|NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONPATH$|TRITON_|FLASHINFER_")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
-_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 _LOCATE = "import importlib.util as u, json; print(json.dumps(list(u.find_spec('sglang').submodule_search_locations)))"
 _LOCATE_LIMIT = 10.0
 _MOST_FILES = 20000
@@ -60,7 +59,7 @@ def locate_one(server: Dict[str, Any]) -> None:
 def _server(pid: int) -> Optional[Dict[str, Any]]:
     argv = _words(pid, "cmdline")
     process = pids.look(pid)
-    if process is None or not process.alive or not _launches(argv):
+    if process is None or not process.alive or serverargv.arguments(argv) is None:
         return None
     environment = _environment(pid)
     group = _read("/proc/%d/cgroup" % pid)
@@ -70,7 +69,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "start": process.start,
         "parent": process.parent,
         "session": process.session,
-        "argv": _masked(argv),
+        "argv": serverargv.masked(argv),
         "started": _began(process),
         "now": time.time(),
         "user": _user(pid),
@@ -85,30 +84,6 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "log_size": _size(log),
         "boot": pids.boot_id(),
     }
-
-
-def _launches(argv: List[str]) -> bool:
-    """Whether this command line launches a server; its workers have titles of their own."""
-    for n, word in enumerate(argv[:8]):
-        if n and argv[n - 1] == "-m" and word in ("sglang.launch_server", "sglang.srt.server"):
-            return True
-        if re.search(r"(^|/)sglang/launch_server\.py$", word):
-            return True
-        if n <= 1 and re.search(r"(^|/)sglang$", word) and argv[n + 1 : n + 2] == ["serve"]:
-            return True
-    return False
-
-
-def _masked(argv: List[str]) -> List[str]:
-    out = []  # type: List[str]
-    for word in argv:
-        flag = word.split("=", 1)[0]
-        if out and out[-1] in _SECRET_FLAGS:
-            word = "***"
-        elif flag in _SECRET_FLAGS and "=" in word:
-            word = flag + "=***"
-        out.append(word)
-    return out
 
 
 def _package(pid: int) -> Optional[str]:

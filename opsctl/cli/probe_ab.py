@@ -111,7 +111,8 @@ def baseline(
 
 
 def _change(host: InventoryHost, remote: RemoteHost) -> Change:
-    from opsctl.modules.sglang_server import ServerArgs, SglangServer
+    from opsctl.modules.sglang_plan import ServerArgs
+    from opsctl.modules.sglang_server import SglangServer
 
     # One that opsctl did not start is taken over for the time: what is put back is that one, to the letter.
     args = ServerArgs(speculation=False, adopt=True, ready_timeout=READY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,8 @@ from pydantic import Field, model_validator
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Text, reveal
+from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Text, split
+from opsctl.modules.sealed import seal
 from opsctl.secret import Secret
 from opsctl.text import one_line
 
@@ -189,28 +189,6 @@ def has_changed(sign: bool | ChangedWhen, ran: Mapping[str, Any]) -> bool:
     return ran["code"] in sign.code or bool(sign.output and re.search(sign.output, ran["stdout"]))
 
 
-def split(text: str, argument: str) -> list[str]:
-    """A command line as words, with a shell's quoting and nothing else of a shell."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"`{argument}` cannot be split into words: {error}") from None
-    if not words:
-        raise ValueError(f"`{argument}` is empty")
-    return words
-
-
-def seal(env: Mapping[str, Text], stdin: Text | None) -> tuple[dict[str, Any], bytes]:
-    """Arguments and body of a call that runs something, secrets in the body only."""
-    plain = {key: value for key, value in env.items() if not isinstance(value, Secret)}
-    secret = {key: value.reveal() for key, value in env.items() if isinstance(value, Secret)}
-    front = json.dumps({"env": secret}).encode() if secret else b""
-    args: dict[str, Any] = {"env": plain} if plain else {}
-    if front:
-        args["sealed"] = len(front)
-    return args, front + (reveal(stdin).encode() if stdin is not None else b"")
-
-
 def _run(
     args: CommandArgs,
     words: Words | None = None,
@@ -241,7 +219,7 @@ def _undo(args: CommandArgs) -> tuple[Call, ...] | None:
     if args.undo is None:
         return None if args.changed_when else ()
     # A secret environment is gone by then: an undo must do without it.
-    plain, _ = seal({k: v for k, v in args.env.items() if not isinstance(v, Secret)}, None)
+    plain, _ = seal({k: v for k, v in args.env.items() if not isinstance(v, Secret)})
     return (Call("proc.undo", {**_how(args, args.undo), **plain, "keep": KEEP}),)
 
 

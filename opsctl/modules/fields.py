@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
@@ -49,6 +50,7 @@ Mode = Annotated[int, BeforeValidator(_mode, json_schema_input_type=str)]
 Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=float | str)]
 HostPath = Annotated[str, AfterValidator(_path)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
+Statuses = Annotated[list[int], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
 Text = str | Secret
 Public = Annotated[str, BeforeValidator(_public)]  # seen by others on the host: command lines, addresses
 
@@ -56,6 +58,17 @@ Public = Annotated[str, BeforeValidator(_public)]  # seen by others on the host:
 def reveal(text: Text) -> str:
     """The text itself, secret or not: for the body of a call, never for its arguments."""
     return text.reveal() if isinstance(text, Secret) else text
+
+
+def split(text: str, argument: str) -> list[str]:
+    """A command line as words, with a shell's quoting and nothing else of a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"`{argument}` cannot be split into words: {error}") from None
+    if not words:
+        raise ValueError(f"`{argument}` is empty")
+    return words
 
 
 def octal(mode: int) -> str:

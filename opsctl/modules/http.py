@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from opsctl.agent.protocol import Call
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import Pattern, Public, Seconds, Text, reveal
-from opsctl.secret import Secret
+from opsctl.modules.fields import Pattern, Public, Seconds, Statuses, Text, reveal
+from opsctl.modules.sealed import seal_headers
 from opsctl.text import one_line
-
-Statuses = Annotated[list[int], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
 
 
 class HttpArgs(ModuleArgs):
@@ -80,12 +77,3 @@ def call_of(args: HttpArgs) -> Call:
     sealed, front = seal_headers(headers)
     how = {"url": args.url, "method": args.method, "timeout": args.timeout}
     return Call("http.request", {**how, **sealed}, front + content.encode())
-
-
-def seal_headers(headers: Mapping[str, Text]) -> tuple[dict[str, Any], bytes]:
-    """Arguments and front of the body of a request: secret headers travel in the body only."""
-    plain = {key: value for key, value in headers.items() if not isinstance(value, Secret)}
-    secret = {key: value.reveal() for key, value in headers.items() if isinstance(value, Secret)}
-    front = json.dumps({"headers": secret}).encode() if secret else b""
-    args: dict[str, Any] = {"headers": plain} if plain else {}
-    return ({**args, "sealed": len(front)} if front else args), front

@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from opsctl.agent.process import env_digest
 from opsctl.agent.protocol import Call, Reply
-from opsctl.modules.command import seal, split
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Public, Seconds, Text, reveal
+from opsctl.modules.fields import HostPath, Public, Seconds, Text, reveal, split
+from opsctl.modules.sealed import seal
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
 Argv = Annotated[list[Public], BeforeValidator(lambda value: split(value, "argv") if isinstance(value, str) else value)]
@@ -95,7 +95,7 @@ def _home(value: Any) -> bool:
 
 
 def _start(args: ProcessArgs) -> Call:
-    sealed, body = seal(args.env, None)
+    sealed, body = seal(args.env)
     how = {"name": args.name, "argv": args.argv, "log": args.log, "cwd": args.cwd, "port": args.port}
     return Call("process.start", {**{k: v for k, v in how.items() if v is not None}, **sealed, "keep": START}, body)
 

@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Self
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
+from pydantic import Field, model_validator
 
+from opsctl.agent.readiness import STALL_SECONDS
+from opsctl.agent.serverargv import DEFAULT_PORT
 from opsctl.errors import UsageError
-from opsctl.modules.contract import Site
-from opsctl.modules.fields import Text, reveal
+from opsctl.modules.contract import ModuleArgs, Site
+from opsctl.modules.fields import HostPath, Seconds, Text, reveal
 from opsctl.secret import Secret
 from opsctl.sglang import command
+
+
+class ServerArgs(ModuleArgs):
+    state: Literal["started", "stopped", "restarted"] = Field(
+        "started", description="`started` restarts a server whose command, environment or draft model differ."
+    )
+    drafter: HostPath | None = Field(
+        None, description="Folder of the draft model to serve; by default the one in service stays."
+    )
+    link: HostPath | None = Field(
+        None, description="Link that names the release in service; by default `current` beside the draft model."
+    )
+    ready_timeout: Seconds = Field(1200.0, description="Time from start to the first token.")
+    stall: Seconds | None = Field(
+        STALL_SECONDS, description="Give up when neither the log nor GPU memory has grown for this time."
+    )
+    speculation: bool = Field(
+        True, description="false: serve without a draft model, to measure what speculation brings."
+    )
+    stop_wait: Seconds = Field(180.0, description="Time to finish requests before it is killed.")
+    adopt: bool = Field(
+        False, description="Take over a server on this port that opsctl did not start; a rollback starts it as it was."
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.state == "stopped" and self.drafter is not None:
+            raise ValueError("`drafter` means nothing with `state: stopped`")
+        if not self.speculation and (self.drafter is not None or self.state == "stopped"):
+            raise ValueError("`speculation: false` starts a server without a draft model")
+        return self
+
+    @property
+    def release_link(self) -> str | None:
+        """The link that is to name the draft model; None where the one in service stays."""
+        if self.drafter is None:
+            return None
+        return self.link or posixpath.join(posixpath.dirname(self.drafter.rstrip("/")), "current")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +105,7 @@ class Server:
 def server(site: Site) -> Server:
     """The server that the inventory describes. Raises UsageError naming the setting that is missing."""
     settings: Mapping[str, Any] = site.variables.get("sglang") or {}
-    port = int(settings.get("port") or 30000)
+    port = int(settings.get("port") or DEFAULT_PORT)
     unit, container = settings.get("unit"), settings.get("container")
     if unit and container:
         raise UsageError(f"{site.host}: both `unit` and `container` are set; its server is one of them")
@@ -106,16 +147,6 @@ def _settings_file(folder: str, port: int) -> str:
 
 
 WRITTEN = b"# Written by opsctl"
-
-
-def drafter_of(argv: Sequence[str]) -> str | None:
-    """The draft model that a command names: the last one, as for argparse."""
-    found = None
-    for n, word in enumerate(argv):
-        name, _, value = word.partition("=")
-        if name in command.DRAFT_FLAGS:
-            found = value or (argv[n + 1] if n + 1 < len(argv) else None)
-    return found
 
 
 def words_in(launch_file: bytes) -> list[str]:

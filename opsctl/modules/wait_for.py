@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from opsctl.agent.protocol import Call
 from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Text
-from opsctl.modules.http import Statuses, seal_headers
+from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Statuses, Text
+from opsctl.modules.sealed import seal_headers
 from opsctl.text import one_line
 
 MARGIN = 30.0  # seconds by which the host may be late with its own deadline

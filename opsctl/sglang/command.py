@@ -7,14 +7,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from opsctl.agent import serverargv
 from opsctl.errors import UsageError
 
-DRAFT_FLAGS = ("--speculative-draft-model-path", "--speculative-draft-model")
 SPECULATIVE = "--speculative-"
 # A key in a command line can be read by every user of the host. SGLang takes it from no environment variable in any
 # version to 0.5.23; from 0.5.3 on a file of settings can hold it (server_args_config_parser.py).
 KEY_FLAGS = ("--api-key", "--admin-api-key")
 SETTINGS_FLAG = "--config"
+ENTRY = "sglang.launch_server"
 ALGORITHM_FLAG = "--speculative-algorithm"
 # A setting of the host, and the flag that says it; used where `launch` is a mapping that does not say it itself.
 DEFAULTS = (("model_path", "model-path"), ("tp", "tp-size"), ("bind", "host"), ("port", "port"))
@@ -45,16 +46,16 @@ def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
         name = word.partition("=")[0]
         if skip:
             skip = False
-        elif name in DRAFT_FLAGS:
+        elif name in serverargv.DRAFTER:
             if not found:
-                changed += [DRAFT_FLAGS[0], drafter]
+                changed += [serverargv.DRAFTER[0], drafter]
             found, skip = True, "=" not in word
         else:
             changed.append(word)
     if not found:
         if not any(word.partition("=")[0] == ALGORITHM_FLAG for word in changed):
             changed += [ALGORITHM_FLAG, "EAGLE3"]
-        changed += [DRAFT_FLAGS[0], drafter]
+        changed += [serverargv.DRAFTER[0], drafter]
     return changed
 
 
@@ -80,6 +81,29 @@ def settings_text(api_key: str) -> str:
     return f"# Written by opsctl\napi-key: {json.dumps(api_key)}\n"
 
 
+def as_flags(argv: Sequence[str]) -> dict[str, Any] | None:
+    """The flags of a command as `words` would write them again; None where that would lose something."""
+    if list(argv[1:3]) != ["-m", ENTRY]:
+        return None
+    flags: dict[str, Any] = {}
+    values: list[Any] = []
+    name = None
+    for word in [*argv[3:], None]:
+        if word is not None and not word.startswith("--"):
+            if name is None:
+                return None
+            values.append(_typed(word))
+            continue
+        if name is not None:
+            if name in flags or "_" in name:
+                return None  # said twice, or spelled in a way that a mapping does not keep
+            flags[name] = True if not values else values[0] if len(values) == 1 else values
+        if word is not None:
+            name, inline, value = word[2:].partition("=")
+            values = [_typed(value)] if inline else []
+    return flags
+
+
 def interpreter(settings: Mapping[str, Any]) -> str:
     """The Python that serves."""
     environment = settings.get("environment")
@@ -93,7 +117,7 @@ def _from_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[s
         said = any(spelling in named for spelling in (flag, *SPELLINGS.get(flag, ())))
         if not said and settings.get(setting) is not None:
             named[flag] = settings[setting]
-    argv = [interpreter(settings), "-m", "sglang.launch_server"]
+    argv = [interpreter(settings), "-m", ENTRY]
     for name, value in named.items():
         if value is None or value is False:
             continue
@@ -114,3 +138,14 @@ def _word(name: str, value: Any) -> str:
         hint="secrets do not belong in a command line, which every user of the host can read: "
         "`api_key` of the host goes into a file that only the server's user can read",
     )
+
+
+def _typed(word: str) -> Any:
+    """A number where it would be written back as the same word."""
+    for kind in (int, float):
+        try:
+            if str(kind(word)) == word:
+                return kind(word)
+        except ValueError:
+            continue
+    return word

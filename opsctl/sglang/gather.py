@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opsctl.agent import serverargv
 from opsctl.agent.protocol import AgentError, Call, Context, Reply
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.folder import open_folder
@@ -76,7 +77,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     started = launch.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
-    info, metrics = _served(connect, port or launch.DEFAULT_PORT, notes) if process or asked.port else (None, None)
+    info, metrics = _served(connect, port or serverargv.DEFAULT_PORT, notes) if process or asked.port else (None, None)
     # The log tells the settings of a server that is not there any more.
     log_path = asked.log or (process["log"] if process else asked.usual_log)
     dead = _scan(ask, log_path, 0, notes) if log_path and not process else None
@@ -197,8 +198,7 @@ def _serving(started: launch.Launch | None, info: ServerInfo | None, told: Mappi
 
 def port_of(server: Mapping[str, Any]) -> int:
     """The port that a server of `servers.find` listens on."""
-    found = launch.parse(server["argv"])
-    return found.port if found and found.port else launch.DEFAULT_PORT
+    return serverargv.port(server["argv"])
 
 
 def _config(data: bytes) -> Mapping[str, Any] | None:

@@ -5,10 +5,12 @@ Only the settings that opsctl reasons about have a name here; every other argume
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from opsctl.agent import serverargv
+from opsctl.agent.serverargv import arguments
 
 
 class Kind(Enum):
@@ -32,7 +34,7 @@ _T, _I, _F, _S = Kind.TEXT, Kind.INT, Kind.FLOAT, Kind.SWITCH
 
 # server_args.py of 0.4.6 to 0.5.20 and arg_groups/fields/ of 0.5.23.
 FLAGS = (
-    Flag("--model-path", "model", aliases=("--model",)),
+    Flag(serverargv.MODEL[0], "model", aliases=serverargv.MODEL[1:]),
     Flag("--served-model-name", "served_name"),
     Flag("--host", "host"),
     Flag("--port", "port", _I),
@@ -45,7 +47,7 @@ FLAGS = (
     Flag("--enable-metrics", "metrics", _S),
     Flag("--disable-cuda-graph", "no_cuda_graph", _S),
     Flag("--speculative-algorithm", "algorithm"),
-    Flag("--speculative-draft-model-path", "draft_model", aliases=("--speculative-draft-model",)),
+    Flag(serverargv.DRAFTER[0], "draft_model", aliases=serverargv.DRAFTER[1:]),
     Flag("--speculative-num-steps", "steps", _I),
     Flag("--speculative-eagle-topk", "topk", _I),
     Flag("--speculative-num-draft-tokens", "draft_tokens", _I),
@@ -53,10 +55,6 @@ FLAGS = (
     Flag("--speculative-draft-attention-backend", "draft_attention_backend"),
     Flag("--speculative-draft-model-quantization", "draft_quantization"),
 )
-DEFAULT_PORT = 30000  # of every version
-SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
-
-_ENTRIES = ("sglang.launch_server", "sglang.srt.server")
 _BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in (flag.flag, *flag.aliases)}
 
 
@@ -111,7 +109,7 @@ def parse(argv: Sequence[str]) -> Launch | None:
         has_value = bool(inline) or (n + 1 < len(words) and not words[n + 1].startswith("--"))
         value = inline or (words[n + 1] if has_value else "")
         width = 1 if inline or not has_value else 2
-        if word in SECRET_FLAGS:
+        if word in serverargv.SECRET:
             has_key = has_key or word == "--api-key"
             others += [word, "***"]
         elif word == "--config":
@@ -128,19 +126,6 @@ def parse(argv: Sequence[str]) -> Launch | None:
             others += words[n : n + width]
         n += width
     return Launch(**found, others=tuple(others), has_api_key=has_key)  # type: ignore[arg-type]
-
-
-def arguments(argv: Sequence[str]) -> Sequence[str] | None:
-    """What follows the name of the program, when the program is SGLang's server."""
-    argv = list(argv)
-    for n, word in enumerate(argv[:8]):
-        if word in _ENTRIES and n and argv[n - 1] == "-m":
-            return argv[n + 1 :]
-        if re.search(r"(^|/)sglang/launch_server\.py$", word):
-            return argv[n + 1 :]
-        if re.search(r"(^|/)sglang$", word) and argv[n + 1 : n + 2] == ["serve"] and n <= 1:
-            return argv[n + 2 :]
-    return None
 
 
 def _flag(word: str) -> Flag | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opsctl.agent import serverargv
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Exit
 from opsctl.sglang import command, launch, patchset, proofs
@@ -31,7 +32,7 @@ class Place:
     """
 
     root: str | None
-    port: int = launch.DEFAULT_PORT
+    port: int = serverargv.DEFAULT_PORT
     model: str | None = None
     python: str | None = None
     path: str | None = None
@@ -89,7 +90,7 @@ def place(settings: Mapping[str, Any], root: str | None = None) -> Place:
     started = launch.parse(words)
     return Place(
         root=root or settings.get("checkout"),
-        port=int(settings.get("port") or launch.DEFAULT_PORT),
+        port=int(settings.get("port") or serverargv.DEFAULT_PORT),
         model=settings.get("model_path") or (started.model if started else None),
         python=command.interpreter(settings) if named else first,
         path=path if isinstance(path, str) else None,
@@ -233,11 +234,10 @@ class _AnotherTarget:
 
 
 def _running(server: Mapping[str, Any]) -> Running:
-    started = launch.parse(server["argv"])
     newest, package = server["newest"], server["package"]
     return Running(
         pid=server["pid"],
-        port=(started.port if started else None) or launch.DEFAULT_PORT,
+        port=serverargv.port(server["argv"]),
         started=server["started"],
         package=package,
         old_code=None if newest is None else newest > server["started"],

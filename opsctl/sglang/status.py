@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from opsctl.agent import serverargv
 from opsctl.sglang import launch
 from opsctl.sglang.served import ServerInfo
 from opsctl.text import duration, size
@@ -59,7 +60,7 @@ def status(
     """
     settings = launch.parse(process["argv"]) or launch.Launch()
     newest = process["newest"]
-    port = settings.port or launch.DEFAULT_PORT
+    port = serverargv.port(process["argv"])
     return Status(
         pid=process["pid"],
         port=port,
@@ -114,6 +115,6 @@ def lines(s: Status) -> Iterator[str]:
         yield f"  memory   {size(s.gpu_memory)} on GPUs"
     if s.log:
         yield f"  log      {s.log}"
-    flags = launch.arguments(s.argv)
+    flags = serverargv.arguments(s.argv)
     if flags:
         yield f"  flags    {shlex.join(flags)}"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from opsctl.agent import serverargv
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import UsageError
 from opsctl.gpu import gathered, wanted
 from opsctl.gpu.profile import record
-from opsctl.sglang import launch
 from opsctl.sglang.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 
@@ -56,9 +56,7 @@ def _closer(ask: Ask, found: Found, notes: list[str]) -> Found:
     """The state of the checkout, the name of the container, and whether opsctl itself started the server."""
     asked: dict[str, Call] = {}
     if found.server:
-        started = launch.parse(found.server.argv)
-        name = f"sglang-{(started and started.port) or launch.DEFAULT_PORT}"
-        asked["record"] = Call("process.status", {"name": name})
+        asked["record"] = Call("process.status", {"name": f"sglang-{serverargv.port(found.server.argv)}"})
     if found.checkout:
         asked["git"] = Call("git.look", {"path": found.checkout.path})
     if found.server and found.server.container:

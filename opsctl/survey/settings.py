@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opsctl.agent.serverargv import DEFAULT_PORT
 from opsctl.sglang import launch
-from opsctl.sglang.command import SPELLINGS
+from opsctl.sglang.command import SPELLINGS, as_flags
 from opsctl.survey.found import Found, Running
 from opsctl.survey.look import environment_of
 
@@ -47,7 +48,7 @@ def _of_server(found: Found, server: Running) -> Section:
         "model_path": started.model,
         "tp": started.tp,
         "bind": bind,
-        "port": started.port or launch.DEFAULT_PORT,
+        "port": started.port or DEFAULT_PORT,
         "log": server.log,
         "weights_root": _weights_root(started.draft_model, started.model, found.home),
         "unit": server.unit,
@@ -74,7 +75,7 @@ def _of_files(found: Found) -> Section:
         "environment": found.environment,
         "model_path": found.model,
         "tp": gpus or None,
-        "port": found.port or launch.DEFAULT_PORT,
+        "port": found.port or DEFAULT_PORT,
         "weights_root": _weights_root(None, found.model, found.home),
         "unit": found.unit,
         "unit_scope": "user" if found.unit and found.user_unit else None,
@@ -126,35 +127,6 @@ def _said(values: Mapping[str, Any], started: launch.Launch) -> set[str]:
 
 
 def _launch(argv: Sequence[str], drop: set[str]) -> dict[str, Any] | list[str]:
-    """The command as a mapping of flags, or as it stands where that would lose something."""
-    words = list(argv)
-    if words[1:3] != ["-m", "sglang.launch_server"]:
-        return words
-    flags: dict[str, Any] = {}
-    values: list[Any] = []
-    name = None
-    for word in [*words[3:], None]:
-        if word is not None and not word.startswith("--"):
-            if name is None:
-                return words
-            values.append(_typed(word))
-            continue
-        if name is not None:
-            if name in flags or "_" in name:
-                return words  # said twice, or spelled in a way that a mapping does not keep
-            flags[name] = True if not values else values[0] if len(values) == 1 else values
-        if word is not None:
-            name, inline, value = word[2:].partition("=")
-            values = [_typed(value)] if inline else []
-    return {flag: value for flag, value in flags.items() if flag not in drop}
-
-
-def _typed(word: str) -> Any:
-    """A number where it would be written back as the same word."""
-    for kind in (int, float):
-        try:
-            if str(kind(word)) == word:
-                return kind(word)
-        except ValueError:
-            continue
-    return word
+    """The command as a mapping of flags without those, or as it stands where that would lose something."""
+    flags = as_flags(argv)
+    return list(argv) if flags is None else {flag: value for flag, value in flags.items() if flag not in drop}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from opsctl.modules.sglang_plan import drafter_of, launch_text, server, words_in
+from opsctl.agent.serverargv import DRAFTER, value
+from opsctl.modules.sglang_plan import launch_text, server, words_in
 from opsctl.sglang.command import with_drafter, words
 from tests.modules.conftest import site
 
@@ -62,12 +63,12 @@ def test_words(settings: dict[str, Any], expected: list[str] | None) -> None:
 )
 def test_another_draft_model(argv: list[str], expected: list[str]) -> None:
     assert with_drafter(argv, "/b") == expected
-    assert drafter_of(expected) == "/b"
+    assert value(expected, DRAFTER) == "/b"
     assert with_drafter(expected, "/b") == expected
 
 
 def test_of_several_draft_models_the_last_counts() -> None:
-    assert drafter_of(["s", "--speculative-draft-model=/a", "--speculative-draft-model-path", "/b c"]) == "/b c"
+    assert value(["s", "--speculative-draft-model=/a", "--speculative-draft-model-path", "/b c"], DRAFTER) == "/b c"
 
 
 def test_a_launch_file_edited_by_hand_does_not_end_the_plan() -> None:

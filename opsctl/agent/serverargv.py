@@ -1,0 +1,54 @@
+"""Command lines of SGLang servers: which words are a server's, and what a flag says. Used on both ends."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional, Sequence, Tuple
+
+MODEL = ("--model-path", "--model")
+DRAFTER = ("--speculative-draft-model-path", "--speculative-draft-model")
+PORT = ("--port",)
+DEFAULT_PORT = 30000  # of every version
+SECRET = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+_MODULES = ("sglang.launch_server", "sglang.srt.server")
+
+
+def arguments(argv: Sequence[str]) -> Optional[List[str]]:
+    """What follows the name of the program, when the program is SGLang's server; its workers have titles of their own.
+
+    A program that starts another, as `env` or `numactl` do, may come before it.
+    """
+    for n, word in enumerate(argv[:8]):
+        if (n and argv[n - 1] == "-m" and word in _MODULES) or re.search(r"(^|/)sglang/launch_server\.py$", word):
+            return list(argv[n + 1 :])
+        if n <= 1 and re.search(r"(^|/)sglang$", word) and list(argv[n + 1 : n + 2]) == ["serve"]:
+            return list(argv[n + 2 :])
+    return None
+
+
+def value(argv: Sequence[str], spellings: Tuple[str, ...]) -> Optional[str]:
+    """What a flag says, in any of its spellings: the last one as in argparse; None where it says nothing."""
+    found = None
+    for n, word in enumerate(argv):
+        name, inline, said = word.partition("=")
+        if name in spellings:
+            found = said if inline else argv[n + 1] if n + 1 < len(argv) else None
+    return found or None
+
+
+def port(argv: Sequence[str]) -> int:
+    """The port that a server listens on."""
+    said = value(argv, PORT) or ""
+    return int(said) if said.isdecimal() else DEFAULT_PORT
+
+
+def masked(argv: Sequence[str]) -> List[str]:
+    """The command without the values of flags that hold secrets."""
+    out: List[str] = []
+    hide = False
+    for word in argv:
+        flag, inline, _ = word.partition("=")
+        secret = flag in SECRET
+        out.append("***" if hide else flag + "=***" if secret and inline else word)
+        hide = not hide and secret and not inline
+    return out

@@ -1,0 +1,258 @@
+"""What starts, restarts or stops a server, by the kind of thing that it is: process, unit or container. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opsctl.agent import serverargv
+from opsctl.agent.process import env_digest
+from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import Conflict, TaskFailed
+from opsctl.modules import sglang_plan as plan_of
+from opsctl.modules.content import place
+from opsctl.modules.contract import Change, FileDiff, Site
+from opsctl.modules.fields import reveal
+from opsctl.modules.paths import Dress, expected, refuse
+from opsctl.modules.sealed import seal
+from opsctl.modules.sglang_plan import Server, ServerArgs
+from opsctl.sglang import command
+from opsctl.text import one_line
+
+# What is known of the host before, and what the calls of a change keep, by these names.
+STOP, LINK, LAUNCH, SETTINGS, ENV, UNIT, START = "stop", "link", "launch", "settings", "env", "unit", "start"
+
+
+@dataclass
+class Steps:
+    """Calls in the order in which they run, and what takes each back."""
+
+    calls: list[Call] = field(default_factory=list)
+    undo: list[Call] = field(default_factory=list)
+    diffs: list[FileDiff] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def file(self, keep: str, path: str, content: str, seen: Reply, mode: int, secret: bool = False) -> None:
+        change = place(path, content.encode(), seen, Dress.model_construct(mode=mode), secret)
+        if change is None:
+            return
+        for call in change.calls:
+            self.calls.append(call._replace(args={**call.args, "keep": keep}))
+            self.undo.insert(0, Call("files.restore", {"path": call.args["path"], "keep": keep}))
+        self.diffs += change.diffs
+        self.said.append(f"write {posixpath.basename(path)}")
+
+    def link(self, path: str, target: str, now: Mapping[str, Any]) -> None:
+        if now["kind"] == "link" and now["target"] == target:
+            return
+        if now["kind"] not in ("absent", "link"):
+            raise refuse(path, now, "link")
+        self.calls.append(Call("files.link", {"path": path, "target": target, "expect": expected(now), "keep": LINK}))
+        self.undo.insert(0, Call("files.restore", {"path": path, "keep": LINK}))
+        self.said.append(f"switch {path} to {target}")
+
+
+class Kind:
+    """What is common to servers under systemd and plain processes."""
+
+    def __init__(self, args: ServerArgs, server: Server, site: Site, known: Mapping[str, Reply]) -> None:
+        self.args, self.server, self.site, self.known = args, server, site, known
+
+    def argv(self, in_service: str | None) -> list[str]:
+        assert self.server.launch is not None
+        if not self.args.speculation:
+            return command.without_speculation(self.server.launch)
+        drafter = self.args.drafter or in_service
+        return command.with_drafter(self.server.launch, drafter) if drafter else self.server.launch
+
+    def files(self, steps: Steps, argv: list[str] | None) -> None:
+        link = self.args.release_link
+        if link is not None and self.args.drafter is not None:
+            name = posixpath.basename(self.args.drafter.rstrip("/"))
+            beside = posixpath.dirname(link) == posixpath.dirname(self.args.drafter.rstrip("/"))
+            steps.link(link, name if beside else self.args.drafter, self.known[LINK].result)
+        if argv is not None:
+            settings = plan_of.settings_text(self.server)
+            if settings is not None:
+                steps.file(SETTINGS, self.server.settings_file, settings, self.known[SETTINGS], 0o600, secret=True)
+            text = plan_of.launch_text(self.site, self.server, argv)
+            steps.file(LAUNCH, self.server.launch_file, text, self.known[LAUNCH], 0o755)
+
+    def wait(self, alive: dict[str, Any]) -> Call:
+        args: dict[str, Any] = {"port": self.server.port, "timeout": self.args.ready_timeout, "alive": alive}
+        if self.server.bind not in ("0.0.0.0", "::", "127.0.0.1"):
+            args["host"] = self.server.bind
+        if "process" not in alive and self.server.log is not None:
+            args["log"] = self.server.log
+        args["stall"] = self.args.stall
+        return Call("ready.wait", args)
+
+    def demand_launch(self) -> None:
+        """A command that we do not know cannot be changed."""
+        if self.server.launch is None and not self.args.speculation:
+            raise TaskFailed(
+                "its launch command is not known here, so it cannot be started without speculation",
+                hint="give `launch` in the inventory, or probe a server without speculation by hand",
+            )
+
+    def demand_port(self) -> None:
+        """Nobody else may listen where the new server will: its answers would be taken for the new one's."""
+        holder = self.known["listener"].result
+        if holder is not None:
+            who = (
+                "another user's process"
+                if holder["pid"] is None
+                else f"pid {holder['pid']}: {one_line(holder['command'], 120)}"
+            )
+            raise Conflict(
+                f"port {self.server.port} is held by a process that is no part of it ({who})",
+                kind="conflict",
+                hint="stop that one, or give the server another port",
+            )
+
+
+class ProcessServer(Kind):
+    """A plain process of our own."""
+
+    def change(self) -> Change | None:
+        args, server, now = self.args, self.server, self.known["process"].result
+        alive = now["state"] in ("running", "orphans")
+        foreign = None if alive else self.known["listener"].result
+        if foreign is not None:
+            self._demand_adoption(foreign)
+        takes = {"name": server.name, "wait": args.stop_wait}
+        stop: list[Call] = []
+        if foreign is not None:
+            whom = {"name": server.name, "pid": foreign["pid"], "start": foreign["start"], "port": server.port}
+            stop.append(Call("process.adopt", whom))
+        if alive or foreign is not None:
+            stop.append(Call("process.stop", {**takes, "keep": STOP}))
+        ours = {"process": server.name}
+        served = now["state"] == "running" or foreign is not None
+        again = (Call("process.resume", {**takes, "keep": STOP}), self.wait(ours)) if served else ()
+        if args.state == "stopped":
+            return Change(f"stop {server.name}", tuple(stop), (), again) if stop else None
+        argv = self.argv(serverargv.value(now["argv"], serverargv.DRAFTER) if alive else None)
+        steps = Steps()
+        self.files(steps, argv)
+        if args.state == "started" and now["state"] == "running" and self._same(now, argv) and not steps.calls:
+            if self.known["listener"].result is not None:
+                return None
+            return Change(f"wait until {server.name} answers", (self.wait(ours),))  # it is still loading
+        start = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env)[1])
+        undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
+        verb = "restart" if stop else "start"
+        summary = ", ".join([*steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
+        calls = (*stop, *steps.calls, start, self.wait(ours))
+        return Change(summary, calls, undo, again, diffs=tuple(steps.diffs))
+
+    def _start(self, argv: list[str]) -> dict[str, Any]:
+        server = self.server
+        how = {"name": server.name, "argv": argv, "log": server.log, "cwd": server.cwd, "port": server.port}
+        return {**how, **seal(server.env)[0]}
+
+    def _same(self, now: Mapping[str, Any], argv: list[str]) -> bool:
+        env = env_digest({key: reveal(value) for key, value in self.server.env.items()})
+        return bool(now["argv"] == argv and now["env_digest"] == env)
+
+    def _demand_adoption(self, foreign: Mapping[str, Any]) -> None:
+        server, who = self.server, f"pid {foreign['pid']}: {one_line(foreign['command'], 120)}"
+        if foreign["pid"] is None:
+            raise TaskFailed(f"port {server.port} is held by another user's process", hint="become that user, or root")
+        if not self.args.adopt:
+            raise Conflict(
+                f"a server that opsctl did not start holds port {server.port} ({who})",
+                kind="conflict",
+                hint="stop it, or say `adopt: true` to take it over; a rollback starts it again as it was",
+            )
+        if not foreign["leads"]:
+            raise Conflict(
+                f"the server on port {server.port} shares its process group with what started it ({who})",
+                kind="conflict",
+                hint="stop it the way it was started, then run this again",
+            )
+
+
+class UnitServer(Kind):
+    """A unit of systemd."""
+
+    def change(self) -> Change | None:
+        args, server, now = self.args, self.server, self.known["service"].result
+        where = {"unit": server.unit, "user": server.user_unit}
+        limit = {"timeout": args.stop_wait + 60}
+        stop = Call("service.change", {**where, "actions": ["stop"], **limit, "keep": STOP})
+        alive = {"unit": server.unit, "user": server.user_unit}
+        resume = Call("service.resume", {**where, "keep": STOP, **limit})
+        again = (resume, self.wait(alive)) if now["up"] else (resume,)
+        if args.state == "stopped":
+            return Change(f"stop {server.unit}", (stop,), (), again) if now["up"] else None
+        if now.get("LoadState") == "not-found" and server.launch is None:
+            raise TaskFailed(
+                f"there is no unit {server.unit}", hint="give `launch` in the inventory, and opsctl writes the unit"
+            )
+        steps = Steps()
+        self.demand_launch()
+        self.files(steps, None if server.launch is None else self.argv(self._in_service()))
+        self._unit_files(steps)
+        if args.state == "started" and now["up"] and not steps.calls:
+            return None
+        if not now["up"]:
+            self.demand_port()
+        first = [stop] if now["up"] else []
+        reload = ["daemon-reload"] if any(call.args.get("keep") == UNIT for call in steps.calls) else []
+        start = Call("service.change", {**where, "actions": [*reload, "start"], **limit, "keep": START})
+        undo = (Call("service.restore", {**where, "keep": START, **limit}), *steps.undo)
+        verb = "restart" if now["up"] else "start"
+        calls = (*first, *steps.calls, start, self.wait(alive))
+        settle = again if now["up"] else ()
+        return Change(", ".join([*steps.said, f"{verb} {server.unit}"]), calls, undo, settle, diffs=tuple(steps.diffs))
+
+    def _unit_files(self, steps: Steps) -> None:
+        if self.server.launch is None:
+            return
+        seen = self.known[UNIT]
+        if seen.result["kind"] == "file" and not seen.body.startswith(plan_of.WRITTEN):
+            raise Conflict(
+                f"{self.server.unit_file} was not written by opsctl",
+                kind="conflict",
+                hint="leave `launch` out of the inventory to keep the unit as it is (its draft model is then the one "
+                "that the release link names), or move the unit away",
+            )
+        secret = plan_of.env_text(self.server)
+        if secret is not None:
+            steps.file(ENV, self.server.env_file, secret, self.known[ENV], 0o600, secret=True)
+        text = plan_of.unit_text(self.site, self.server, self.args.stop_wait)
+        steps.file(UNIT, self.server.unit_file, text, self.known[UNIT], 0o644)
+
+    def _in_service(self) -> str | None:
+        """The draft model that the launch file names now."""
+        return serverargv.value(plan_of.words_in(self.known[LAUNCH].body), serverargv.DRAFTER)
+
+
+class ContainerServer(Kind):
+    """A docker container. Its command names the release link, so switching that and restarting is all there is."""
+
+    def change(self) -> Change | None:
+        args, name, now = self.args, self.server.name, self.known["container"].result
+        if not now["exists"]:
+            raise TaskFailed(f"there is no container {name}", hint="make it once, with the release link in its command")
+        limit = {"name": name, "wait": args.stop_wait}
+        stop = [Call("container.stop", {**limit, "keep": STOP})] if now["running"] else []
+        ready = self.wait({"container": name})
+        again = (Call("container.resume", {"name": name, "keep": STOP}), ready) if now["running"] else ()
+        if args.state == "stopped":
+            return Change(f"stop container {name}", tuple(stop), (), again) if stop else None
+        self.demand_launch()
+        steps = Steps()
+        self.files(steps, None)
+        if args.state == "started" and now["running"] and not steps.calls:
+            return None
+        if not now["running"]:
+            self.demand_port()
+        start = Call("container.start", {"name": name, "keep": START})
+        undo = (Call("container.restore", {**limit, "keep": START}), *steps.undo)
+        verb = "restart" if now["running"] else "start"
+        summary = ", ".join([*steps.said, f"{verb} container {name}"])
+        return Change(summary, (*stop, *steps.calls, start, ready), undo, again)
