@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
@@ -105,11 +103,9 @@ def lost_hosts(done: Sequence[Done[T]]) -> list[Finding]:
 
 
 def _from_here(found: Finding) -> Finding:
-    """With a path from the working folder, as CI systems know files."""
-    if found.place is None:
-        return found
-    file = os.path.relpath(found.place.file)
-    return found if file.startswith("..") else replace(found, place=replace(found.place, file=file))
+    from opsctl.report.annotations import from_here
+
+    return replace(found, place=from_here(found.place) or found.place) if found.place else found
 
 
 def _printed(show: Callable[[], None]) -> str:
@@ -120,10 +116,7 @@ def _printed(show: Callable[[], None]) -> str:
 
 def _github_group(title: str, text: str) -> str:
     """The text in a fold of the log, where a line of a host's that looks like a workflow command is none."""
-    from opsctl.report.annotations import github_mask
+    from opsctl.report.annotations import github_fence, github_group, github_mask
 
     masks = [github_mask(secret) for secret in sorted(revealed())]
-    token = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()  # not to be foreseen inside of the text
-    body = text if text.endswith("\n") else text + "\n"
-    head = "\n".join([*masks, f"::group::opsctl {title}", f"::stop-commands::{token}"])
-    return f"{head}\n{body}::{token}::\n::endgroup::\n"
+    return "\n".join([*masks, github_group(f"opsctl {title}"), github_fence(text.rstrip("\n")), "::endgroup::", ""])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from opsctl.errors import OpsctlError, Place
@@ -17,6 +19,7 @@ from opsctl.secret import mask
 from opsctl.text import printable
 
 Level = Literal["error", "warning", "notice"]
+_COMMAND = re.compile(r"^\s*::|##\[", re.M)  # what a runner looks for in each line
 _SEVERITY = {"error": "major", "warning": "minor", "notice": "info"}
 
 
@@ -36,8 +39,22 @@ class Annotation:
         return cls("error", title, message, error.where if isinstance(error.where, Place) else None)
 
 
+def from_here(place: Place) -> Place | None:
+    """With a path from the working folder, as CI systems know files; None for a file outside of it."""
+    file = os.path.relpath(place.file)
+    return None if file.startswith("..") else replace(place, file=file)
+
+
+def _located(annotation: Annotation) -> Annotation:
+    """With a path that the CI system knows; a file outside of the working folder is named in the message."""
+    place = annotation.place and from_here(annotation.place)
+    outside = f"\nat {annotation.place}" if annotation.place and not place else ""
+    return replace(annotation, place=place, message=annotation.message + outside)
+
+
 def github(annotation: Annotation) -> str:
     """The annotation as a workflow command."""
+    annotation = _located(annotation)
     fields = {"title": annotation.title}
     if annotation.place:
         place = annotation.place
@@ -51,10 +68,24 @@ def github_mask(secret: str) -> str:
     return f"::add-mask::{_percent(secret)}"
 
 
+def github_fence(text: str) -> str:
+    """The text, in which a line of a host's that looks like a workflow command is none."""
+    if not _COMMAND.search(text):
+        return text
+    token = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()  # not to be foreseen inside of the text
+    return f"::stop-commands::{token}\n{text.rstrip(chr(10))}\n::{token}::"
+
+
+def github_group(title: str) -> str:
+    """The command that begins a fold of the log; `::endgroup::` ends it."""
+    return f"::group::{_escaped(title)}"
+
+
 def gitlab(annotations: Iterable[Annotation]) -> str:
     """A Code Quality report."""
     entries = []
-    for one in annotations:
+    for annotation in annotations:
+        one = _located(annotation)
         place = one.place or Place("inventory.yaml")
         text = printable(mask(f"{one.title}: {one.message}"))
         digest = hashlib.sha256(f"{one.rule}\0{place.file}\0{place.line}\0{text}".encode()).hexdigest()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opsctl.engine.events import Event, GateChecked, HostEnded, PlayStarted, Problem, RunEnded, TaskEnded
 from opsctl.errors import Place
-from opsctl.report.annotations import Annotation, github, github_mask, gitlab
+from opsctl.report.annotations import Annotation, github, github_fence, github_group, github_mask, gitlab
 from opsctl.report.plain import PlainView
 from opsctl.secret import revealed
 
@@ -48,9 +48,10 @@ class GithubView:
     _plain: PlainView = field(init=False)
     _masked: set[str] = field(default_factory=set)
     _open: bool = False
+    _told: list[str] = field(default_factory=list)  # of this event, not yet written
 
     def __post_init__(self) -> None:
-        self._plain = PlainView(self.write, diff=self.diff, verbose=self.verbose)
+        self._plain = PlainView(self._told.append, diff=self.diff, verbose=self.verbose)
 
     def __call__(self, event: Event) -> None:
         for secret in sorted(revealed() - self._masked):
@@ -60,9 +61,12 @@ class GithubView:
             self.write("::endgroup::")
             self._open = False
         if isinstance(event, PlayStarted):
-            self.write(f"::group::{event.play}")
+            self.write(github_group(event.play))
             self._open = True
         self._plain(event)
+        if self._told:
+            self.write(github_fence("\n".join(self._told)))
+            self._told.clear()
         for annotation in annotations_of(event):
             self.write(github(annotation))
 

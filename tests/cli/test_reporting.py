@@ -14,7 +14,7 @@ from opsctl.cli.main import run
 from opsctl.cli.reporting import Output, Reporting
 from opsctl.errors import Exit, Place
 from opsctl.report import findings
-from opsctl.report.annotations import github
+from opsctl.report.annotations import Annotation, github, github_fence
 from opsctl.report.drafter_cases import key_lines
 from opsctl.report.findings import Finding
 from opsctl.secret import mask, remember
@@ -107,9 +107,48 @@ def test_github(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:
     assert at in blamed[0]
     lines = [line for line in lines if not line.startswith("::add-mask::")]
     assert lines[0].startswith("::group::opsctl ")
-    # What was measured and read lies between a command that stops commands and its token.
-    token = lines[1].removeprefix("::stop-commands::")
-    assert lines.index(f"::{token}::") < lines.index("::endgroup::") < lines.index(blamed[0])
+    assert lines.index("::endgroup::") < lines.index(blamed[0])
+
+
+def test_a_line_that_looks_like_a_command_is_none() -> None:
+    assert github_fence("a\n b: ::error::c\n") == "a\n b: ::error::c\n"
+    for text in ("a\n  ::error::b\n", "::add-mask::a", "seen: ##[error]b"):
+        first, *inside, last = github_fence(text).splitlines()
+        assert inside == text.splitlines()
+        token = first.removeprefix("::stop-commands::")
+        assert last == f"::{token}::"
+        assert token not in text
+
+
+def test_a_run_fences_the_output_of_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPSCTL_RECORDS", str(tmp_path / "records"))
+    Path("inventory.yaml").write_text(f"hosts: {{box: {{connection: local, state_dir: {tmp_path / 'state'}}}}}\n")
+    Path("p.yaml").write_text("- hosts: all\n  tasks:\n    - shell: 'printf \"::error::b\\n\"; exit 1'\n")
+    assert run(["run", "p.yaml", "-o", "github"]) == Exit.FAILED
+    lines = capfd.readouterr().out.splitlines()
+    commands, token = [], None
+    for line in lines:
+        if token is None and line.startswith("::"):
+            commands.append(line)
+            token = line.removeprefix("::stop-commands::") if line.startswith("::stop-commands::") else None
+        elif line == f"::{token}::":
+            token = None
+    assert next(line for line in commands if "::error" in line).startswith("::error file=p.yaml,line=3,")
+    assert len([line for line in commands if line.startswith("::error")]) == 1
+
+
+def test_a_file_outside_of_the_working_folder_is_named_in_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    marked = github(Annotation("error", "t", "m", Place("/usr/lib/opsctl/p.yaml", 3)))
+    assert marked == "::error title=t::m%0Aat /usr/lib/opsctl/p.yaml:3"
+    assert github(Annotation("error", "t", "m", Place(str(tmp_path / "p.yaml"), 3))) == (
+        "::error file=p.yaml,line=3,title=t::m"
+    )
 
 
 def test_gitlab(asked: Asked, capfd: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def test_the_patch_schema_finds_slips_as_the_loader_does(old: str, new: str, tmp
     assert old in PATCH
     path.write_text(PATCH.replace(old, new, 1))
     assert not valid(plain(path), schema.patch())
-    with pytest.raises(UsageError, match="mine.yaml:"):
+    with pytest.raises(UsageError, match=r"mine\.yaml:"):
         patchfiles.read(tmp_path)
 
 

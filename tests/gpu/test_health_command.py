@@ -17,6 +17,7 @@ from opsctl.gpu.settings import Settings
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import DATA, text_of
 
+ROOT = Path(__file__).parents[2]
 _ANNOTATION = r"::\w+ file=[^,]*inventory\.yaml,line=(?P<line>\d+),col=\d+,title=(?P<title>[^:]*)::"
 H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")
 
@@ -31,10 +32,11 @@ def host(tmp_path: Path) -> FakeHost:
 def _opsctl(host: FakeHost, *args: str, health: str = "{}", text: str = "") -> tuple[int, str, str]:
     inventory = host.root / "inventory.yaml"
     inventory.write_text(text or f"hosts:\n  here:\n    connection: local\n    vars:\n      health: {health}\n")
-    env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}", "XDG_STATE_HOME": str(host.root / "state")}
+    env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}", "XDG_STATE_HOME": str(host.root / "state"),
+           "PYTHONPATH": str(ROOT)}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "opsctl", args[0], "-i", str(inventory), *args[1:]],
-        capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, env=env, cwd=host.root, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
