@@ -1,0 +1,74 @@
+"""Imports point down only: which package may know which, and what the modules may share."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from opsctl.modules import MODULES
+
+PACKAGE = Path(__file__).parents[1] / "opsctl"
+
+# Plain files at the top that anybody but the agent may use.
+SHARED = {"__version__", "errors", "quantities", "schema_errors", "schema_types", "secret", "secret_sources", "text"}
+DOMAIN = {"agent", "drafter", "gpu", "sglang"}
+MAY_KNOW = {
+    "agent": set(),
+    "remote": {"agent"},
+    "drafter": {"agent"},
+    "gpu": {"agent"},
+    "sglang": {"agent", "drafter", "gpu"},
+    "survey": {"agent", "gpu", "sglang"},
+    "inventory": {"remote", "yaml_source"},
+    "practice": set(),
+    "modules": {*DOMAIN, "remote", "patchfiles"},
+    "engine": {"agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
+    "report": {*DOMAIN, "engine", "modules"},
+}
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of everything of opsctl that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "opsctl":
+            yield from ((node.lineno, f"opsctl.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("opsctl."):
+            # `from opsctl.modules import x` may mean the file x
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("opsctl."))
+
+
+def sources(package: str) -> Iterator[Path]:
+    return (path for path in (PACKAGE / package).rglob("*.py") if PACKAGE / "practice" / "tree" not in path.parents)
+
+
+@pytest.mark.parametrize("package", MAY_KNOW)
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    allowed = MAY_KNOW[package] | {package} | (SHARED if package != "agent" else set())
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {name}"
+        for path in sources(package)
+        for line, name in imported(path)
+        if name.split(".")[1] not in allowed
+    ]
+    assert wrong == []
+
+
+def test_every_package_has_its_layer() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages == {*MAY_KNOW, "cli"}
+
+
+def test_modules_do_not_know_each_other() -> None:
+    files = {where.partition(":")[0] for where in MODULES.values()}
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for path in sources("modules")
+        for line, name in imported(path)
+        if name.startswith("opsctl.modules.") and name.split(".")[2] in files - {path.stem}
+    ]
+    assert wrong == []
