@@ -9,23 +9,19 @@ from __future__ import annotations
 import os
 import platform
 import re
-import signal
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from opsctl.agent import smi
 from opsctl.agent.pids import boot_id
 from opsctl.agent.protocol import Context
 
 Facts = Dict[str, Any]
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "vfat", "bcachefs", "jfs"}
 NVIDIA = "0x10de"
-_children: List[Any] = []  # given up; kept so that they are not waited for
-SMI = ["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id,name,driver_version,memory.total"]
-SMI.append("--format=csv,noheader,nounits")
+SMI_LIMIT = 2.9  # seconds; with the grace that a hung one is given, less than a part has
 
 
 def gather(call: Context, parts: Optional[List[str]] = None, limit: float = 5.0) -> Facts:
@@ -116,37 +112,14 @@ def _gpus() -> Facts:
         device["numa"] = _read(folder + "/numa_node").strip()
         devices.append(device)
     found: Facts = {"devices": devices, "driver": _read("/sys/module/nvidia/version").strip() or None}
-    rows, reason = _smi()
-    if reason:
+    columns = "index,uuid,pci.bus_id,name,driver_version,memory.total"
+    rows, reason = smi.rows(Context(), "--query-gpu=" + columns, SMI_LIMIT)
+    if rows is None:
         found["nvidia_smi"] = reason
-    found["gpus"] = rows
-    found["count"] = len(rows) or len(devices)
-    return found
-
-
-def _smi(limit: float = 4.0) -> Any:
-    """Rows of nvidia-smi, and why there are none. It may hang in the kernel, where no signal ends it: it is left."""
-    if _stuck("nvidia-smi"):
-        return [], "an earlier nvidia-smi hangs in the kernel; not asked again"
-    with tempfile.TemporaryFile() as out:  # a file, since a pipe would be held open by a process that hangs
-        try:
-            child = subprocess.Popen(
-                SMI, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        except OSError:
-            return [], "nvidia-smi is not installed"
-        try:
-            child.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            _children.append(child)
-            return [], "nvidia-smi gave no answer in %g s" % limit
-        out.seek(0)
-        text = out.read().decode("utf-8", "replace")
-    if child.returncode != 0:
-        return [], "nvidia-smi: exit code %d: %s" % (child.returncode, " ".join(text.split())[:200])
     names = ("index", "uuid", "bus", "name", "driver", "memory_mib")
-    return [dict(zip(names, (cell.strip() for cell in line.split(",")))) for line in text.splitlines() if line], None
+    found["gpus"] = [dict(zip(names, row)) for row in rows or []]
+    found["count"] = len(found["gpus"]) or len(devices)
+    return found
 
 
 def _python() -> Facts:
@@ -201,16 +174,6 @@ def _unescaped(word: str) -> str:
 
 def _is_remote(kind: str) -> bool:
     return kind.startswith(("nfs", "cifs", "ceph", "lustre", "fuse.", "9p", "beegfs", "gpfs", "smb"))
-
-
-def _stuck(program: str) -> bool:
-    """Whether a process of that name waits in the kernel."""
-    for name in _names("/proc"):
-        if name.isdigit():
-            line = _read("/proc/%s/stat" % name)
-            if "(%s) D " % program in line:
-                return True
-    return False
 
 
 PARTS: Dict[str, Callable[[], Any]] = {

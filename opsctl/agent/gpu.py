@@ -10,15 +10,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc, statedir
+from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc, smi, statedir
 from opsctl.agent.protocol import Context
 
-SMI = "nvidia-smi"
-STAYS = 0.5  # seconds in which a process that only passes through D state has left it
 QUICK = 10.0  # seconds for a program that normally answers at once
 _CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
-# A login without root often lacks the folders where these tools live.
-_ALSO = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/usr/bin:/bin:/usr/lib/wsl/lib"
 _SHOWN = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,KillMode,MainPID,ControlGroup,User,"
     "ActiveEnterTimestampMonotonic,Environment"
@@ -56,10 +52,10 @@ def gather(
     that come before PATH, which `path` replaces. servers: records of our servers (cgroup, sid, main_pid), to know
     whose a process is.
     """
-    env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + _ALSO]))
+    env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + smi.FOLDERS]))
     began = time.monotonic()
     entries = gpuproc.table(root)
-    stuck = _stays_stuck(root, gpuproc.stuck(entries, SMI))
+    stuck = smi.stuck(root)
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick),
         "klog": lambda: _kernel_log(call, env, keep),
@@ -82,8 +78,8 @@ def gather(
     if weights:
         tasks["weights"] = lambda: gpuhost.weights(root, weights)
     found = _side_by_side(tasks, max(limit, 35.0 if port else 0.0, 2 * QUICK) + 2 * detached.GRACE + 1.0)
-    smi = found.get("smi") or {"timed_out": True, "seconds": limit}
-    found["smi"] = smi
+    said = found.get("smi") or {"timed_out": True, "seconds": limit}
+    found["smi"] = said
     server = _server_pid(found)
     found["p2p_disabled"] = _p2p_disabled(root, found.get("unit") or "", server)
     if found.get("unit"):
@@ -92,17 +88,9 @@ def gather(
         found["limits"] = gpuhost.limits(root, server)
     found["server_uid"] = _server_uid(found.get("unit"), user_unit)
     found["servers"] = (servers or []) + (_started_here() if root == "/" else [])
-    found["processes"] = _processes(entries, smi, _servers(found, found["servers"]), server, root)
+    found["processes"] = _processes(entries, said, _servers(found, found["servers"]), server, root)
     found["seconds"] = time.monotonic() - began
     return found
-
-
-def _stays_stuck(root: str, pids: List[int]) -> List[int]:
-    """Those still in D after a moment: a healthy nvidia-smi passes through it."""
-    if pids:
-        time.sleep(STAYS)
-    now = gpuproc.states(root, pids)
-    return [pid for pid in pids if now.get(pid) == "D"]
 
 
 def _side_by_side(tasks: Dict[str, Callable[[], Any]], seconds: float) -> Json:
@@ -130,15 +118,12 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
     """The one call of nvidia-smi. While another one hangs in the kernel it is not made: it would hang as well."""
     if stuck:
         return {"stuck": stuck}
-    program = _which(SMI, env)
-    if program is None:
-        return {"missing": True}
-    ran = detached.run(call, [program, "-q", "-x"], limit, env)
+    ran = smi.ask(call, ["-q", "-x"], limit, env)
     if ran.code is None:
         return {"missing": True} if ran.missing else {"timed_out": True, "seconds": ran.seconds}
     said = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
     if ran.code == 0 and ran.seconds <= quick and ran.out.count("<gpu id=") > 1:
-        peers = detached.run(call, [program, "topo", "-p2p", "r"], quick, env, 1 << 20)
+        peers = smi.ask(call, ["topo", "-p2p", "r"], quick, env, 1 << 20)
         said["p2p"] = peers.out if peers.code == 0 else None
     return said
 

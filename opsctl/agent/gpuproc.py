@@ -41,9 +41,14 @@ def states(root: str, pids: Iterable[int]) -> Dict[int, str]:
     return found
 
 
-def stuck(entries: Iterable[Dict[str, Any]], comm: str) -> List[int]:
-    """Pids of `comm` in uninterruptible sleep."""
-    return [e["pid"] for e in entries if e["comm"] == comm and e["state"] == "D"]
+def called(root: str, comm: str) -> Dict[int, str]:
+    """The state letter of every process of that name."""
+    found = {}
+    for name in _names(os.path.join(root, "proc")):
+        stat = _stat(os.path.join(root, "proc", name)) if name.isdigit() else None
+        if stat and stat["comm"] == comm:
+            found[int(name)] = stat["state"]
+    return found
 
 
 def interesting(entries: List[Dict[str, Any]], named: Set[int], records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:

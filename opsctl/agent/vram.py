@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
-from opsctl.agent import detached, pids
+from opsctl.agent import pids, smi
 from opsctl.agent.protocol import AgentError, Context
 
 QUICK = 5.0  # seconds; without persistence mode the driver is loaded for each question, which takes some
 BACK = 100.0  # seconds: the driver frees pages after the process is gone, for 1 TB of weights for long
 POLL = 2.0
 SLACK = 300  # MiB that an idle GPU may use by itself: 0 to 122 were seen, more with ECC pages in repair
-_ALSO = ":/usr/bin:/bin:/usr/sbin:/sbin"
 
 Memory = Dict[str, int]  # GPU -> MiB
 
@@ -102,27 +99,17 @@ class _App(NamedTuple):
 
 
 def _apps(call: Context) -> Optional[List[_App]]:
-    rows = _ask(call, "--query-compute-apps=pid,gpu_uuid,used_memory")
+    rows, _ = smi.rows(call, "--query-compute-apps=pid,gpu_uuid,used_memory", QUICK)
     if rows is None:
         return None
     return [_App(int(r[0]), r[1], int(r[2])) for r in rows if len(r) == 3 and r[0].isdigit() and r[2].isdigit()]
 
 
 def _used(call: Context) -> Optional[Memory]:
-    rows = _ask(call, "--query-gpu=uuid,memory.used")
+    rows, _ = smi.rows(call, "--query-gpu=uuid,memory.used", QUICK)
     if rows is None:
         return None
     return {r[0]: int(r[1]) for r in rows if len(r) == 2 and r[1].isdigit()}
-
-
-def _ask(call: Context, query: str) -> Optional[List[List[str]]]:
-    program = shutil.which("nvidia-smi", path=os.environ.get("PATH", os.defpath) + _ALSO)
-    if program is None:
-        return None
-    ran = detached.run(call, [program, query, "--format=csv,noheader,nounits"], QUICK, keep=1 << 20)
-    if ran.code != 0:
-        return None
-    return [[cell.strip() for cell in line.split(",")] for line in ran.out.splitlines()]
 
 
 CALLS = {"processes": processes}

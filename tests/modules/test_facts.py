@@ -69,8 +69,7 @@ def test_nvidia_smi_in_all_its_moods(
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    rows, why = facts._smi(limit=0.3 if "sleep" in script else 30)
-    for child in facts._children:
-        child.wait()
-    assert len(rows) == gpus
-    assert why is None if reason is None else reason in why
+    monkeypatch.setattr(facts, "SMI_LIMIT", 0.3 if "sleep" in script else 30)
+    found = facts.gather(InProcess(), ["gpu"], limit=60)["gpu"]
+    assert len(found["gpus"]) == gpus
+    assert reason in found["nvidia_smi"] if reason else "nvidia_smi" not in found
