@@ -45,6 +45,7 @@ def apply(
     todo = runlog.split_body(calls, call.body)
     runlog.join(run)
     with runlog.turn(run, call, "step %d%s" % (seq, ", %s" % task if task else "")):
+        steps.provide(run, (undo or []) + (settle or []))
         steps.announce(run, seq, task, [name for name, _, _ in todo], undo, settle or [])
         return steps.perform(run, seq, todo, call)
 

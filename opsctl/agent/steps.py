@@ -46,15 +46,14 @@ def announce(
     with durable.explained():
         os.makedirs(runlog.step_folder(run, seq), mode=0o700, exist_ok=True)
         durable.sync_folder(os.path.dirname(runlog.step_folder(run, seq)))
-    _provide(run, [name for name, _ in (undo or []) + settle])
     runlog.append(run, {"step": seq, "task": task, "calls": names, "undo": undo, "settle": settle})
 
 
-def _provide(run: str, names: List[str]) -> None:
+def provide(run: str, later: List[runlog.NamedCall]) -> None:
     """Have a living supervisor able to take back a step that comes after its own: it has no controller to ask."""
     if not runlog.supervised(run):
         return
-    for name in names:
+    for name, _ in later:
         calls.find(name)
     with durable.explained():
         durable.write(os.path.join(runlog.folder(run), "modules.json"), durable.json_bytes(loader.sources))

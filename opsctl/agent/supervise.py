@@ -35,9 +35,19 @@ def start(
     runlog.own(run)
     if verdict.current(run) is not None or os.path.exists(supervisor.events_path(run)):
         raise AgentError("exists", "run %s has a supervised change already" % run, run=run)
-    steps.announce(run, seq, task, [name for name, _, _ in todo], undo, settle or [])
-    _import_all(run, [name for name, _, _ in todo])
-    _spawn(run, frame({"seq": seq, "calls": calls, "confirm_within": confirm_within}, call.body))
+    names = [name for name, _, _ in todo]
+    _import_all(run, names + [name for name, _ in (undo or []) + (settle or [])])
+    supervising = _spawn(run)
+    try:
+        # It waits for its work: a step is written ahead once there is somebody to make it, and before it is made.
+        steps.announce(run, seq, task, names, undo, settle or [])
+        # The events are there before the supervisor writes any: following can begin at once.
+        os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        _tell(run, supervising, frame({"seq": seq, "calls": calls, "confirm_within": confirm_within}, call.body))
+    except BaseException:
+        supervising.kill()
+        supervising.wait()
+        raise
     return follow(call, run)
 
 
@@ -156,7 +166,8 @@ def _import_all(run: str, names: List[str]) -> None:
         calls.find(name)
 
 
-def _spawn(run: str, work: bytes) -> None:
+def _spawn(run: str) -> "subprocess.Popen[bytes]":
+    """A supervisor that waits for its work."""
     sources = {name: text for name, text in loader.sources.items() if text is not None}
     if "loader" not in sources:
         raise AgentError("invalid", "a supervised change needs an agent that was sent to its host")
@@ -170,11 +181,9 @@ def _spawn(run: str, work: bytes) -> None:
     alive = runlog.take_lock(os.path.join(path, "supervisor.lock"))
     if alive is None:
         raise AgentError("exists", "run %s is supervised already" % run, run=run)
-    # The events are there before the supervisor is: following can begin at once.
-    os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     try:
         with durable.explained(), open(os.path.join(path, "supervisor.log"), "ab") as log:
-            process = subprocess.Popen(
+            supervising = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOT % len(boot)],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -185,10 +194,15 @@ def _spawn(run: str, work: bytes) -> None:
             )
     finally:
         os.close(alive)  # the supervisor's copy keeps the lock
-    assert process.stdin
+    _tell(run, supervising, boot)
+    return supervising
+
+
+def _tell(run: str, supervising: "subprocess.Popen[bytes]", data: bytes) -> None:
+    assert supervising.stdin
     try:
-        process.stdin.write(boot + work)
-        process.stdin.close()
+        supervising.stdin.write(data)
+        supervising.stdin.flush()
     except OSError as error:
         raise AgentError("lost", "the supervisor did not start: %s" % error.strerror, run=run) from error
 

@@ -115,6 +115,29 @@ def test_a_change_that_fails_is_taken_back_at_once(host: RemoteHost, served: Pat
     assert served.read_bytes() == b"old"
 
 
+def test_a_supervisor_that_cannot_be_started_leaves_no_step_behind(host: RemoteHost, served: Path, state: Path) -> None:
+    open_run(host, served)
+    in_the_way = state / "runs" / RUN / "supervisor.log"
+    in_the_way.mkdir()
+    with pytest.raises(RemoteError, match=r"supervisor\.log"):
+        host.call(supervised(served, b"new", 60))
+    assert [step["seq"] for step in run_on(host)["log"]] == [1]
+    assert run_on(host)["state"] == "running"
+    in_the_way.rmdir()
+    assert host.call(supervised(served, b"new", 60)).result["state"] == "applied"
+    host.call(Call("supervise.confirm", {"run": RUN, "outcome": "done"}))
+
+
+def test_a_step_that_the_journal_refuses_leaves_no_supervisor_behind(host: RemoteHost, served: Path) -> None:
+    open_run(host, served)
+    with pytest.raises(RemoteError, match="has a step 1 already"):
+        host.call(supervised(served, b"new", 60, seq=1))
+    assert run_on(host)["state"] == "running"
+    assert served.read_bytes() == b"old"
+    assert host.call(supervised(served, b"new", 60)).result["state"] == "applied"
+    host.call(Call("supervise.confirm", {"run": RUN, "outcome": "done"}))
+
+
 def test_confirming_what_was_not_made_yet_confirms_nothing(
     make_host: MakeHost, served: Path, state: Path, tmp_path: Path
 ) -> None:
