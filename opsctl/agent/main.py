@@ -210,6 +210,8 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     """
     if config.get("state"):
         os.environ["OPSCTL_STATE_DIR"] = config["state"]
+    # What `systemctl --user` needs to find the user's systemd, where no login set it: behind sudo, say.
+    os.environ.setdefault("XDG_RUNTIME_DIR", "/run/user/%d" % os.getuid())
     # Frames have descriptors of their own, so that neither a child nor a stray print can come between.
     sink = os.dup(1)
     os.dup2(2, 1)

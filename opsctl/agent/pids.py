@@ -49,13 +49,24 @@ def session(sid: int) -> List[Process]:
 
 def control_group(pid: int) -> List[int]:
     """Processes in the control group of one, itself included; empty if it is gone or in the group of all."""
-    own = _group_of(pid)
+    own = group_of(pid)
     if all(line.endswith(":/") for line in own.splitlines()):
         return []
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _group_of(int(name)) == own]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and group_of(int(name)) == own]
 
 
-def _group_of(pid: int) -> str:
+def ancestors(pid: int) -> List[int]:
+    """A process, its parent, and so on, without the first of all."""
+    found: List[int] = []
+    while pid > 1 and pid not in found:
+        found.append(pid)
+        process = look(pid)
+        pid = process.parent if process else 0
+    return found
+
+
+def group_of(pid: int) -> str:
+    """Its control groups, as the kernel tells them; empty if it is gone."""
     try:
         with open("/proc/%d/cgroup" % pid) as stream:
             return stream.read()

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import pids, serverargv
+from opsctl.agent import pids, serverargv, units
 from opsctl.agent.protocol import Context
 
 # Settings that bear on what a server does; none of them holds a secret.
@@ -27,12 +27,13 @@ _MOST_FILES = 20000
 def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
-    {pid, start, members, argv, started, now, user, session, cwd, python, environment, unit, container, log, log_size,
-    boot}: times are in seconds since the epoch, start in clock ticks since boot; members are the pids of the server;
-    unit and container as the control group names them; log is the file that standard output goes to; environment is
-    None where we may not read it. With `locate` also {package, newest, newest_file}: the folder
-    of the `sglang` package that it imported (found by asking its own interpreter), or None, and the file of it that was
-    changed last; and commit, of the checkout that holds the package, where one does.
+    {pid, start, members, argv, started, now, user, session, cwd, python, environment, unit, user_unit, container, log,
+    log_size, boot}: times are in seconds since the epoch, start in clock ticks since boot; members are the pids of the
+    server; unit and container as the control group names them, user_unit if it is one of a user's own systemd; log is
+    the file that standard output goes to; environment is None where we may not read it. With `locate` also
+    {package, newest, newest_file}: the folder of the `sglang` package that it imported (found by asking its own
+    interpreter), or None, and the file of it that was changed last; and commit, of the checkout that holds the package,
+    where one does.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]
@@ -62,7 +63,8 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
     if process is None or not process.alive or serverargv.arguments(argv) is None:
         return None
     environment = _environment(pid)
-    group = _read("/proc/%d/cgroup" % pid)
+    group = pids.group_of(pid)
+    unit, user_unit = units.of(group)
     log = _log(pid)
     return {
         "pid": pid,
@@ -78,7 +80,8 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "environment": None
         if environment is None
         else {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
-        "unit": _match(r"/([^/\n]+\.service)(?:/|$)", group),
+        "unit": unit,
+        "user_unit": user_unit,
         "container": _match(r"(?:docker|libpod|cri-containerd)[-/]([0-9a-f]{12,64})", group),
         "log": log,
         "log_size": _size(log),

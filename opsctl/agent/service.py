@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List, Optional
 
 from opsctl.agent import pids, vram
@@ -115,11 +114,8 @@ def _members(call: Context, unit: str, user: bool) -> List[int]:
 
 def _systemctl(call: Context, user: bool, words: List[str], timeout: float) -> Done:
     argv = ["systemctl", "--no-pager", "--no-ask-password"] + (["--user"] if user else []) + words
-    env = {"LC_ALL": "C", "SYSTEMD_COLORS": "0"}
-    if user:
-        env["XDG_RUNTIME_DIR"] = os.environ.get("XDG_RUNTIME_DIR") or "/run/user/%d" % os.getuid()
     try:
-        done = execute(call, argv, env=env, timeout=timeout)
+        done = execute(call, argv, env={"LC_ALL": "C", "SYSTEMD_COLORS": "0"}, timeout=timeout)
     except AgentError as error:
         if error.kind == "not-found":
             raise AgentError("missing-tool", "this host has no systemctl", tool="systemctl") from None

@@ -18,8 +18,8 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
-    from opsctl.gpu.explain import Explanation
     from opsctl.errors import Place
+    from opsctl.gpu.explain import Explanation
     from opsctl.gpu.judge import HostReport, Result
     from opsctl.gpu.model import Evidence
 

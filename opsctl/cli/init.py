@@ -163,7 +163,8 @@ def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     if server is None:
         yield "  server     none runs now"
     else:
-        how = (f"unit {server.unit}" if server.unit else f"container {server.container}" if server.container
+        whose = " of the user's own systemd" if server.user_unit else ""
+        how = (f"unit {server.unit}{whose}" if server.unit else f"container {server.container}" if server.container
                else "started by opsctl" if server.ours else "a plain process")  # fmt: skip
         yield f"  server     pid {server.pid}, {how}, user {server.user or 'unknown'}, port {values['port']}"
     tree = found.checkout
@@ -177,6 +178,8 @@ def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     yield f"  drafter    {drafter or 'none'}; releases will go to {values['weights_root']}/releases"
     if section.has_key:
         yield "  api key    wanted by the server: say where it is in inventory.yaml (never what it is)"
+    if found.owner:
+        yield f"  note       only {found.owner} can drive that unit: the inventory says `become: {found.owner}`"
     if found.foreign:
         yield "  note       opsctl did not start this server: the playbooks that restart it say `adopt: true`"
     for note in found.notes:

@@ -24,12 +24,13 @@ def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted, *, 
     """
     process = _running(ask(Call("servers.find", {"locate": source})).result, settings)
     unit, container = settings.get("unit"), settings.get("container")
+    user_unit = settings.get("unit_scope") == "user"
     if process and not unit and not settings.get("launch") and not process["container"]:
-        unit = process["unit"]
+        unit, user_unit = process["unit"], process["user_unit"]
     log = (process and process["log"]) or settings.get("log")
     return Server(
         unit=unit,
-        user_unit=settings.get("unit_scope") == "user",
+        user_unit=user_unit,
         container=container or (process and process["container"]) or None,
         record=f"sglang-{settings.get('port') or 30000}" if not unit and not container else None,
         logs=files(ask, log) if log else (),

@@ -17,15 +17,16 @@ from opsctl.text import duration, size
 class Status:
     """One server of a host. Times in seconds.
 
-    unit, container: how it is run, else it is a plain process. answers: whether it says what it is. ready: whether it
-    generates tokens. old_code: it started before its source was last changed; None where that is not known.
-    gpu_memory: bytes that its processes hold; None where nvidia-smi does not tell. ours: whether it is the one that the
-    inventory describes.
+    unit, container: how it is run, else it is a plain process. user_unit: of its user's own systemd. answers:
+    whether it says what it is. ready: whether it generates tokens. old_code: it started before its source was last
+    changed; None where that is not known. gpu_memory: bytes that its processes hold; None where nvidia-smi does not
+    tell. ours: whether it is the one that the inventory describes.
     """
 
     pid: int
     port: int
     unit: str | None
+    user_unit: bool
     container: str | None
     user: str | None
     started: float
@@ -65,6 +66,7 @@ def status(
         pid=process["pid"],
         port=port,
         unit=process["unit"],
+        user_unit=process["user_unit"],
         container=process["container"],
         user=process["user"],
         started=process["started"],
@@ -97,7 +99,8 @@ def _state(s: Status) -> str:
 
 
 def _process(s: Status) -> str:
-    how = f"unit {s.unit}" if s.unit else f"container {s.container[:12]}" if s.container else "plain process"
+    named = f"unit {s.unit} of the user's own systemd" if s.user_unit else f"unit {s.unit}"
+    how = named if s.unit else f"container {s.container[:12]}" if s.container else "plain process"
     return f"pid {s.pid}, {how}, user {s.user or 'unknown'}, up {duration(s.uptime)}"
 
 

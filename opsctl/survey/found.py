@@ -21,8 +21,8 @@ class Checkout:
 class Running:
     """The server that runs.
 
-    unit, container: how it is run; both None for a plain process. argv: as the process list shows it, keys masked.
-    ours: whether opsctl started it.
+    unit, container: how it is run; both None for a plain process. user_unit: of the user's own systemd.
+    argv: as the process list shows it, keys masked. ours: whether opsctl started it.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class Found:
 
     Attributes:
         name: what the host calls itself.
-        home: of the user that we are there.
+        home, user: of the user that we are there.
         port: of the server that is meant, where the user named one.
         environment, unit, model: what to use where nothing runs; the first of those that lie there.
         others: what was found besides, by kind, and not used.
@@ -53,6 +53,7 @@ class Found:
 
     name: str
     home: str
+    user: str | None = None
     port: int | None = None
     server: Running | None = None
     checkout: Checkout | None = None
@@ -64,6 +65,12 @@ class Found:
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     profile: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str | None:
+        """The user that we must become to drive the server: it is a unit of a systemd that is not our own."""
+        server = self.server
+        return server.user if server and server.user_unit and server.user != self.user else None
 
     @property
     def foreign(self) -> bool:

@@ -15,9 +15,6 @@ from opsctl.gpu.profile import record
 from opsctl.sglang.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 
-# Services that processes live in without being what the service is for: a login, a job.
-_NOT_SERVING = ("user@", "ssh", "cron", "atd", "systemd-", "docker", "containerd", "getty@", "supervisor")
-
 
 def look(ask: Ask, port: int | None = None) -> Found:
     """What the host has. port: of the server that is meant, where several run.
@@ -62,10 +59,14 @@ def _closer(ask: Ask, found: Found, notes: list[str]) -> Found:
     if found.server and found.server.container:
         argv = ["docker", "inspect", "--format", "{{.Name}}", "--", found.server.container]
         asked["docker"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
+    if found.server and found.server.user_unit and not found.owner:
+        asked["unit"] = Call("service.show", {"unit": found.server.unit, "user": True})
     answers = dict(zip(asked, ask(list(asked.values())), strict=True)) if asked else {}
     git, docker, record_of = answers.get("git"), answers.get("docker"), answers.get("record")
     if isinstance(record_of, Reply) and found.server and record_of.result.get("pid") == found.server.pid:
         found = replace(found, server=replace(found.server, ours=True))
+    if isinstance(unit := answers.get("unit"), Exception):
+        notes.append(f"the server's unit cannot be driven: {unit}")
     if isinstance(git, Exception):
         notes.append(f"checkout: {git}")
     elif git is not None and found.checkout:
@@ -88,6 +89,7 @@ def _lying(lying: Mapping[str, Any], facts: Mapping[str, Any]) -> Found:
     return Found(
         name=str((facts.get("host") or {}).get("name") or "host"),
         home=str(lying.get("home") or (facts.get("user") or {}).get("home") or "/root"),
+        user=(facts.get("user") or {}).get("name"),
         checkout=Checkout(first["checkout"]) if "checkout" in first else None,
         environment=first.get("environment"),
         unit=first.get("unit"),
@@ -99,16 +101,13 @@ def _lying(lying: Mapping[str, Any], facts: Mapping[str, Any]) -> Found:
 
 def _running(found: Found, process: Mapping[str, Any]) -> Found:
     """What runs says where things are; what merely lies there matters no more."""
-    unit = process["unit"]
-    if unit and unit.startswith(_NOT_SERVING):
-        unit = None
     server = Running(
         pid=process["pid"],
         argv=tuple(process["argv"]),
         python=process["python"],
         user=process["user"],
-        unit=unit,
-        user_unit=found.user_unit and unit == found.unit,
+        unit=process["unit"],
+        user_unit=process["user_unit"],
         container=process["container"],
         log=process["log"],
         env=process["environment"] or {},

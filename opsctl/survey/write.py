@@ -59,7 +59,10 @@ def _lines(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     yield f"  {_scalar(reached.name)}:"
     for key, value in reached.keys.items():
         yield f"    {key}: {_scalar(value)}"
-    yield "    # become: true              # become root through sudo, where logging in as root is not possible"
+    if found.owner:
+        yield f"    become: {_scalar(found.owner)} # the server is a unit of that user's own systemd"
+    else:
+        yield "    # become: true              # become root through sudo, where logging in as root is not possible"
     yield "    sglang:"
     for key, value in section.values.items():
         yield from _entry(6, key, value, section.comments.get(key))

@@ -13,6 +13,7 @@ PROCESS: dict[str, Any] = {
     "started": 1000.0,
     "user": "sglang",
     "unit": "sglang.service",
+    "user_unit": False,
     "container": None,
     "package": "/srv/sglang/python/sglang",
     "newest": 900.0,
@@ -34,6 +35,11 @@ def test_a_server_that_is_starting() -> None:
     assert "flags    --model /m/target --port 30001" in text
     assert found.ours
     assert "OLD" not in text
+
+
+def test_a_unit_of_a_users_own_systemd_is_told_as_such() -> None:
+    text = "\n".join(lines(status(PROCESS | {"user_unit": True}, None)))
+    assert "unit sglang.service of the user's own systemd, user sglang" in text
 
 
 def test_old_code_is_said_with_the_file() -> None:

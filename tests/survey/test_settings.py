@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opsctl.agent import units
 from opsctl.engine.find import shipped
 from opsctl.engine.loader import load_playbook
 from opsctl.inventory import load
@@ -33,7 +35,7 @@ def found(line: str, **given: Any) -> Found:
     }  # fmt: skip
     server |= {key: given.pop(key) for key in list(given) if key in server}
     tree = Checkout("/root/sglang", "3207427" + "0" * 33, "main", 3)
-    return Found("k25", "/root", server=Running(**server), checkout=tree, **given)
+    return Found("k25", "/root", user="root", server=Running(**server), checkout=tree, **given)
 
 
 def inventory(tmp_path: Path, what: Found) -> Any:
@@ -97,6 +99,36 @@ def test_units_and_containers_keep_their_own_command(tmp_path: Path, how: str, v
     assert getattr(host.sglang, how) == value
     assert host.sglang.launch is None
     assert not what.foreign
+
+
+def test_a_unit_of_a_users_own_systemd_is_driven_as_that_user(tmp_path: Path) -> None:
+    own = found(K25, unit="sglang.service", user_unit=True, user="root")
+    host, _ = inventory(tmp_path, own)
+    assert (host.sglang.unit, host.sglang.unit_scope, host.settings.become) == ("sglang.service", "user", None)
+    server = replace(own.server, user="alice") if own.server else None
+    host, _ = inventory(tmp_path, replace(own, server=server))
+    assert (host.sglang.unit_scope, host.sglang.launch, host.settings.become) == ("user", None, "alice")
+
+
+@pytest.mark.parametrize(
+    ("group", "unit"),
+    [
+        ("0::/system.slice/sglang.service", ("sglang.service", False)),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/sglang.service", ("sglang.service", True)),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-a.slice/x@1.service/in",
+            ("x@1.service", True),
+        ),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/run-u5.scope", (None, False)),
+        ("0::/user.slice/user-0.slice/session-3.scope", (None, False)),
+        ("12:pids:/system.slice/ssh.service\n1:name=systemd:/system.slice/ssh.service", (None, False)),
+        ("1:name=systemd:/system.slice/sglang.service", ("sglang.service", False)),
+        ("0::/", (None, False)),
+        ("", (None, False)),
+    ],
+)
+def test_the_unit_by_the_control_group(group: str, unit: tuple[str | None, bool]) -> None:
+    assert units.of(group + "\n") == unit
 
 
 def test_text_from_the_host_stays_text(tmp_path: Path) -> None:
