@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -115,9 +116,9 @@ class Fleet:
         return failed
 
     def cancel(self) -> None:
-        """Ask all hosts to give up what they are doing."""
-        for session in self.sessions.values():
-            session.cancel()
+        """Ask all hosts to give up what they are doing, at once: one that takes no more input must not keep the others."""
+        for session in list(self.sessions.values()):
+            threading.Thread(target=session.cancel, daemon=True).start()
 
     def _one(self, play: Play, session: Session, on_host: Callable[[Session], PlayOnHost]) -> None:
         """A play on a host, to its end, whatever that is."""

@@ -196,8 +196,9 @@ class Session:
     def cancel(self) -> None:
         """Ask the host to give up what it is doing. Called from another thread."""
         with self.guard:
-            for pending in self.current:
-                pending.cancel()
+            waiting = list(self.current)
+        for pending in waiting:
+            pending.cancel()
 
     def apply(
         self,
