@@ -187,11 +187,9 @@ PROBLEMS: Tuple[Tuple[str, Pattern[bytes]], ...] = (
     ),
     (
         "watchdog",
-        re.compile(
-            rb"[Ww]atchdog timeout \(|Watchdog caught collective operation timeout|soft lockup"
-            rb"|blocked for more than \d+ seconds"
-        ),
+        re.compile(rb"[Ww]atchdog timeout \(|soft lockup|blocked for more than \d+ seconds"),
     ),
+    ("nccl_timeout", re.compile(rb"Watchdog caught collective operation timeout")),
     (
         "nccl",
         re.compile(

@@ -46,7 +46,15 @@ _ASKED = re.compile(rb'(?:[^\n]*"GET /health[^\n]*\n)+\Z')
 # "Capturing batches (bs=4 avail_mem=34.91 GB):  33%|###3      | 1/3 [00:10<00:20, 10.41s/it]"
 _BAR = re.compile(rb"\d%[^|\r\n]{0,400}\|(?:[^|\r\n]{0,400}\|)?[ ]*(?P<done>\d{1,9})/(?P<total>\d{1,9}) \[")
 _BAR_REACH = 4096  # bytes at the end of a line where its last bar is looked for
-_ENDS_WITHOUT_WORD = {"xid", "host_out_of_memory", "killed", "segfault", "bad_arguments", "port_in_use"}
+_ENDS_WITHOUT_WORD = {
+    "xid",
+    "host_out_of_memory",
+    "killed",
+    "segfault",
+    "bad_arguments",
+    "port_in_use",
+    "nccl_timeout",
+}
 _PHASE_OF = {
     "start": "launch",
     "distributed_begin": "init_distributed",

@@ -32,6 +32,7 @@ BY_KIND: Dict[str, str] = {
     "missing_method": "`opsctl patch sglang` adds what the target's class lacks",
     "index_out_of_range": "`opsctl drafter check` tells whether `d2t` leads out of the vocabulary",
     "nccl": _P2P,
+    "nccl_timeout": _P2P,
     "watchdog": _P2P,
     "xid": "the driver reports a fault of a GPU: `opsctl health`",
     "host_out_of_memory": "the host ran out of memory: fewer loader threads, or more swap",

@@ -59,6 +59,12 @@ TROUBLES: dict[str, Trouble] = {
         deadly=True,
         echo=True,
     ),
+    "nccl_timeout": Trouble(
+        "a collective operation did not end in time: a rank hangs or has died, or the links between the GPUs (P2P, IOMMU,"
+        " ACS) do not work",
+        deadly=True,
+        echo=True,
+    ),
     "nccl": Trouble(
         "a collective operation failed: a peer died, or the links between the GPUs (P2P, IOMMU, ACS) do not work",
         echo=True,

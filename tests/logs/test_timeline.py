@@ -144,7 +144,7 @@ LATER = [
     (TRACE.format(rank=3, error="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 3 has") + END, "cuda_out_of_memory", "TP3", "Tried to allocate"),
     (TRACE.format(rank=1, error="RuntimeError: CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported") + END, "cuda", "TP1", "illegal memory"),
     (TRACE.format(rank=0, error="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited") + TRACE.format(rank=5, error="torch.OutOfMemoryError: CUDA out of memory.") + END, "cuda_out_of_memory", "TP5", "out of memory"),
-    ("[rank3]:[E208 03:20:00.1 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n" + END, "watchdog", None, "collective operation timeout"),
+    ("[rank3]:[E208 03:20:00.1 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n" + END, "nccl_timeout", None, "collective operation timeout"),
     ("[2026-02-08 03:20:00 TP3] Watchdog timeout (self.watchdog_timeout=300)\n" + END, "watchdog", "TP3", "watchdog_timeout=300"),
     ("[2026-02-08 03:20:00 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n" + END, "watchdog", "TP3", "soft=False"),
     (XID + TRACE.format(rank=2, error="RuntimeError: CUDA error: unspecified launch failure") + END, "xid", None, "79"),
