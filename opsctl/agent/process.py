@@ -16,7 +16,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import durable, pids, vram
+from opsctl.agent import durable, pids, serverargv, units, vram
 from opsctl.agent.filestate import absolute
 from opsctl.agent.keep import load, save
 from opsctl.agent.oserrors import told
@@ -75,6 +75,19 @@ def start(
     return _start(wanted, lambda new: save(call, keep, {"started": new}))
 
 
+def start_like(
+    call: Context, name: str, like: str, without: Optional[str] = None, keep: Optional[str] = None
+) -> Dict[str, Any]:
+    """Start again what a stop that is kept as `like` has ended, as it was; `without` flags that begin so."""
+    ended = load(call, like)
+    if ended is None:
+        raise AgentError("conflict", "%s has ended since it was looked at; there is nothing to start again" % name)
+    wanted = _wanted(ended["stopped"])
+    if without is not None:
+        wanted["argv"] = serverargv.without(wanted["argv"], without)
+    return _start(wanted, lambda new: save(call, keep, {"started": new}))
+
+
 def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = None) -> Dict[str, Any]:
     """Stop a process and what is left of its session: SIGTERM, `wait` seconds, SIGTERM to the rest, SIGKILL."""
     record = _record(name)
@@ -88,15 +101,19 @@ def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = Non
 
 
 def listener(call: Context, port: int) -> Optional[Dict[str, Any]]:
-    """Whoever listens on a port: {"pid", "command", "start", "leads"}; None if no one does.
+    """Whoever listens on a port: {"pid", "command", "argv", "start", "leads", "service"}; None if no one does.
 
-    leads: whether it has a process group of its own, so that it can be told from what started it.
+    leads: whether it has a process group of its own, so that it can be told from what started it. service: the unit
+    of systemd that it is, {"unit", "user"}, which would start it again when it is stopped.
     """
     found = pids.listener(port)
     seen = pids.look(found["pid"]) if found and found["pid"] else None
     if found is None or seen is None:
         return found
-    return dict(found, start=seen.start, leads=seen.group == seen.pid)
+    with told("read", "/proc/%d" % seen.pid):
+        argv = serverargv.masked(_strings(seen.pid, "cmdline"))
+    said = {"argv": argv, "command": " ".join(argv)[:400], "service": units.running(call, seen.pid)}
+    return dict(found, **said, start=seen.start, leads=seen.group == seen.pid)
 
 
 def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = None) -> Dict[str, Any]:
@@ -326,6 +343,7 @@ def _forget(name: str) -> None:
 CALLS = {
     "status": status,
     "start": start,
+    "start_like": start_like,
     "stop": stop,
     "listener": listener,
     "adopt": adopt,

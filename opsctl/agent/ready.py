@@ -23,6 +23,8 @@ ASK = 1.0  # seconds between health checks
 HEALTH_LIMIT = 25.0  # seconds: the server gives up its own check after 20 (SGLANG_HEALTH_CHECK_TIMEOUT)
 LOOK_AT_MEMORY = 15.0  # seconds between looks at GPU memory
 MOST_STARTS = 3  # in one wait: it dies and is started again, without a word
+# What says nothing of how far it is: our own health checks, warnings of Python and the source line that each quotes.
+_NOISE = re.compile(re.escape(OWN_QUESTION) + rb"|^[ \t]|^\S+:\d+: \w*Warning: ")
 _FRACTION = re.compile(rb"mem_fraction_static=(0?\.\d+)")
 _MOST_SHOWN = 160
 
@@ -52,7 +54,7 @@ class Start:
         said = _FRACTION.search(data)
         if said:
             self._fraction = float(said.group(1))
-        lines = [line for line in data.replace(b"\r", b"\n").split(b"\n") if line.strip() and OWN_QUESTION not in line]
+        lines = [line for line in data.replace(b"\r", b"\n").split(b"\n") if line.strip() and not _NOISE.search(line)]
         if lines:
             self.last = self._redactor.feed(lines[-1] + b"\n").decode("utf-8", "replace").strip()[:400]
         return self._follow(events)

@@ -36,6 +36,18 @@ def value(argv: Sequence[str], spellings: Tuple[str, ...]) -> Optional[str]:
     return found or None
 
 
+def without(argv: Sequence[str], prefix: str) -> List[str]:
+    """The command without the flags that begin with `prefix`, and without what they say."""
+    kept: List[str] = []
+    skip = False
+    for word in argv:
+        if word.startswith("-"):
+            skip = word.startswith(prefix)
+        if not skip:
+            kept.append(word)
+    return kept
+
+
 def port(argv: Sequence[str]) -> int:
     """The port that a server listens on."""
     said = value(argv, PORT) or ""

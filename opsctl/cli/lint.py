@@ -36,7 +36,8 @@ def lint(
     from opsctl.engine.lint import lint as findings_of
 
     loaded = _inventory(inventory)
-    found = [f for name in playbooks for f in findings_of(find.playbook(name), loaded)]
+    # What is wrong with the inventory is found once for each playbook.
+    found = list(dict.fromkeys(f for name in playbooks for f in findings_of(find.playbook(name), loaded)))
     _show(found, output, len(playbooks))
     if any(f.rule == "load" for f in found):
         return Exit.USAGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,10 @@ from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
 from opsctl.engine.templating import At
 from opsctl.errors import OpsctlError, Place
-from opsctl.inventory import Inventory
+from opsctl.inventory import Inventory, InventoryHost
 from opsctl.modules.contract import Action
 from opsctl.secret import Secret
+from opsctl.sglang import command, flags
 from opsctl.text import did_you_mean, nearest
 
 Level = Literal["error", "warning", "notice"]
@@ -54,6 +55,7 @@ def lint(path: Path, inventory: Inventory | None) -> list[Finding]:
 
 def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Iterator[Finding]:
     hosts = frozenset(usage.RUN_TIME)
+    chosen: list[InventoryHost] = []
     if inventory is not None:
         try:
             chosen = inventory.select(play.pattern)
@@ -68,6 +70,7 @@ def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Ite
             yield from rule.check(play, hosts)
     if inventory is not None:
         yield from _undefined(play, hosts)
+        yield from _flags(play, chosen)
     yield from _files(play, playbook.path)
 
 
@@ -200,6 +203,20 @@ def _files(play: Play, path: Path) -> Iterator[Finding]:
             yield Finding("file", "error", error.message, (task.at_args / "src").place, error.hint)
 
 
+def _flags(play: Play, hosts: Sequence[InventoryHost]) -> Iterator[Finding]:
+    """Flags in the hosts' `launch` that no release of SGLang takes. A run asks the host's own."""
+    if not any(task.module == "sglang_server" for task in play.all_tasks()):
+        return
+    found: dict[tuple[Place, str], Finding] = {}
+    for host in hosts:
+        words = command.words(host.variables.get("sglang") or {}) or []
+        for one in flags.unknown(words):
+            place = host.said("sglang", "launch") or play.at.place
+            message = f"no SGLang from {flags.OLDEST} to {flags.NEWEST} has the flag {one.flag}"
+            found[place, one.flag] = Finding("flag", "warning", message, place, one.hint)
+    yield from found.values()
+
+
 RULES: tuple[Rule, ...] = (
     Rule("load", "The playbook cannot be read: malformed, unknown key or module, wrong type."),
     Rule("hosts", "The host pattern matches nothing in the inventory."),
@@ -211,4 +228,5 @@ RULES: tuple[Rule, ...] = (
     Rule("undo", "A task cannot be undone in a play that promises rollback.", _undo),
     Rule("secret", "A secret stands in clear.", _secrets),
     Rule("file", "A local file that a task needs is not there."),
+    Rule("flag", "A host's `launch` has a flag that no SGLang takes (needs the inventory)."),
 )

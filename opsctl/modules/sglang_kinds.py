@@ -18,11 +18,12 @@ from opsctl.modules.fields import reveal
 from opsctl.modules.paths import Dress, expected, refuse
 from opsctl.modules.sealed import seal
 from opsctl.modules.sglang_plan import Server, ServerArgs
-from opsctl.sglang import command
+from opsctl.sglang import command, flags
 from opsctl.text import one_line
 
 # What is known of the host before, and what the calls of a change keep, by these names.
 STOP, LINK, LAUNCH, SETTINGS, ENV, UNIT, START = "stop", "link", "launch", "settings", "env", "unit", "start"
+FLAGS = "flags"
 
 
 @dataclass
@@ -63,9 +64,30 @@ class Kind:
     def argv(self, in_service: str | None) -> list[str]:
         assert self.server.launch is not None
         if not self.args.speculation:
-            return command.without_speculation(self.server.launch)
-        drafter = self.args.drafter or in_service
+            return serverargv.without(self.server.launch, command.SPECULATIVE)
+        drafter = self.args.drafter or self._stays(in_service)
         return command.with_drafter(self.server.launch, drafter) if drafter else self.server.launch
+
+    def _stays(self, in_service: str | None) -> str | None:
+        """The draft model that a restart keeps: a release that was deployed; else the command's own comes first."""
+        assert self.server.launch is not None
+        own = serverargv.value(self.server.launch, serverargv.DRAFTER)
+        top = (self.server.releases or "").lstrip("~")
+        deployed = bool(top) and f"{top}/" in (in_service or "")
+        return in_service if own is None or deployed else None
+
+    def demand_flags(self, argv: list[str]) -> None:
+        """SGLang ends at a flag that it does not know, when the server before is gone already."""
+        told = self.known[FLAGS].result if FLAGS in self.known else {}
+        if not told.get("flags"):
+            return  # it could not be read
+        wrong = flags.unknown(argv, told["flags"])
+        if wrong:
+            names = " and ".join(one.flag for one in wrong)
+            raise TaskFailed(
+                f"the SGLang in {told['package']} has no flag {names}",
+                hint=f"{'; '.join(one.hint for one in wrong)}; it stands in `launch` of the host",
+            )
 
     def files(self, steps: Steps, argv: list[str] | None) -> None:
         link = self.args.release_link
@@ -134,19 +156,37 @@ class ProcessServer(Kind):
         again = (Call("process.resume", {**takes, "keep": STOP}), self.wait(ours)) if served else ()
         if args.state == "stopped":
             return Change(f"stop {server.name}", tuple(stop), (), again) if stop else None
-        argv = self.argv(serverargv.value(now["argv"], serverargv.DRAFTER) if alive else None)
+        if server.launch is None:
+            return self._as_it_runs(now, stop, again)
+        running = now["argv"] if alive else foreign["argv"] if foreign is not None else ()
+        argv = self.argv(serverargv.value(running, serverargv.DRAFTER))
         steps = Steps()
         self.files(steps, argv)
         if args.state == "started" and now["state"] == "running" and self._same(now, argv) and not steps.calls:
             if self.known["listener"].result is not None:
                 return None
             return Change(f"wait until {server.name} answers", (self.wait(ours),))  # it is still loading
+        self.demand_flags(argv)
         start = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env)[1])
         undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
         verb = "restart" if stop else "start"
         summary = ", ".join([*steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
         calls = (*stop, *steps.calls, start, self.wait(ours))
         return Change(summary, calls, undo, again, diffs=tuple(steps.diffs))
+
+    def _as_it_runs(self, now: Mapping[str, Any], stop: list[Call], again: tuple[Call, ...]) -> Change | None:
+        """The inventory says nothing of the command: the one that runs is started again."""
+        args, name = self.args, self.server.name
+        if not again:
+            raise plan_of.unsaid(self.site, ", and none runs")
+        ready = self.wait({"process": name})
+        if args.state == "started" and args.speculation:
+            return None if self.known["listener"].result is not None else Change(f"wait until {name} answers", (ready,))
+        without = None if args.speculation else command.SPECULATIVE
+        start = Call("process.start_like", {"name": name, "like": STOP, "without": without, "keep": START})
+        undo = Call("process.restore", {"name": name, "wait": args.stop_wait, "keep": START})
+        how = "as it runs" if args.speculation else "as it runs, without speculation"
+        return Change(f"restart {name} {how}", (*stop, start, ready), (undo,), again)
 
     def _start(self, argv: list[str]) -> dict[str, Any]:
         server = self.server
@@ -161,6 +201,15 @@ class ProcessServer(Kind):
         server, who = self.server, f"pid {foreign['pid']}: {one_line(foreign['command'], 120)}"
         if foreign["pid"] is None:
             raise TaskFailed(f"port {server.port} is held by another user's process", hint="become that user, or root")
+        unit = foreign["service"]
+        if unit is not None:
+            scope = " and `unit_scope: user`, and become its user" if unit["user"] else ""
+            raise Conflict(
+                f"the server on port {server.port} is the unit {unit['unit']} of systemd, which would start it again "
+                f"({who})",
+                kind="conflict",
+                hint=f"say `unit: {unit['unit']}`{scope} in the sglang section of the inventory, instead of `launch`",
+            )
         if not self.args.adopt:
             raise Conflict(
                 f"a server that opsctl did not start holds port {server.port} ({who})",
@@ -198,6 +247,8 @@ class UnitServer(Kind):
         self._unit_files(steps)
         if args.state == "started" and now["up"] and not steps.calls:
             return None
+        if server.launch is not None:
+            self.demand_flags(self.argv(self._in_service()))
         if not now["up"]:
             self.demand_port()
         first = [stop] if now["up"] else []

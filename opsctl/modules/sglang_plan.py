@@ -18,7 +18,7 @@ from opsctl.errors import UsageError
 from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Seconds, Text, reveal
 from opsctl.secret import Secret
-from opsctl.sglang import command
+from opsctl.sglang import command, flags
 
 
 class ServerArgs(ModuleArgs):
@@ -66,7 +66,9 @@ class Server:
     Attributes:
         name: of its process record, or of its unit.
         unit, container: the systemd unit or docker container that serves; both None for a plain process.
-        launch: words of its command, before a draft model is put in; None where a unit says it by itself.
+        launch: words of its command, before a draft model is put in; None where a unit or container says it by itself,
+            or the process that runs.
+        releases: folder of drafter releases.
         api_key: goes into the settings file; None where there is none, or the command keeps it itself.
     """
 
@@ -81,7 +83,13 @@ class Server:
     cwd: str
     log: str | None
     folder: str
+    releases: str | None = None
     api_key: Text | None = None
+
+    @property
+    def interpreter(self) -> str | None:
+        """The Python that runs the command; None where that cannot be told."""
+        return flags.interpreter(self.launch or ())
 
     @property
     def settings_file(self) -> str:
@@ -102,8 +110,8 @@ class Server:
         return f"{top}/{self.unit}"
 
 
-def server(site: Site) -> Server:
-    """The server that the inventory describes. Raises UsageError naming the setting that is missing."""
+def server(site: Site, drafter: str | None = None) -> Server:
+    """The server that the inventory describes. Raises UsageError where it describes two, or none to give a drafter."""
     settings: Mapping[str, Any] = site.variables.get("sglang") or {}
     port = int(settings.get("port") or DEFAULT_PORT)
     unit, container = settings.get("unit"), settings.get("container")
@@ -111,11 +119,8 @@ def server(site: Site) -> Server:
         raise UsageError(f"{site.host}: both `unit` and `container` are set; its server is one of them")
     # A container is made with its command, which a restart cannot change.
     launch = None if container else command.words(settings)
-    if launch is None and unit is None and container is None:
-        raise UsageError(
-            f"{site.host}: the inventory does not say how its server is started",
-            hint="set `launch` (command or flags), `unit` or `container` in its sglang section",
-        )
+    if drafter is not None and launch is None and unit is None and container is None:
+        raise unsaid(site)
     log = settings.get("log")
     folder = posixpath.dirname(log) if log else settings.get("weights_root") or settings.get("checkout") or "~"
     if log is None and unit is None and container is None:
@@ -138,7 +143,16 @@ def server(site: Site) -> Server:
         cwd=settings.get("checkout") or "/",
         log=log,
         folder=folder,
+        releases=command.releases(settings),
         api_key=key,
+    )
+
+
+def unsaid(site: Site, more: str = "") -> UsageError:
+    """The error for a command that is needed and that the inventory does not tell."""
+    return UsageError(
+        f"{site.host}: the inventory does not say how its server is started{more}",
+        hint="set `launch` (command or flags), `unit` or `container` in its sglang section",
     )
 
 

@@ -9,8 +9,19 @@ from opsctl.agent.protocol import Call, Reply
 from opsctl.modules import sglang_plan as plan_of
 from opsctl.modules.content import look
 from opsctl.modules.contract import Change, Module, Site
-from opsctl.modules.sglang_kinds import ENV, LAUNCH, LINK, SETTINGS, UNIT, ContainerServer, ProcessServer, UnitServer
+from opsctl.modules.sglang_kinds import (
+    ENV,
+    FLAGS,
+    LAUNCH,
+    LINK,
+    SETTINGS,
+    UNIT,
+    ContainerServer,
+    ProcessServer,
+    UnitServer,
+)
 from opsctl.modules.sglang_plan import Server, ServerArgs
+from opsctl.secret import Secret
 
 
 class SglangServer(Module[ServerArgs]):
@@ -36,10 +47,10 @@ class SglangServer(Module[ServerArgs]):
 """
 
     def observe(self, args: ServerArgs, site: Site) -> Sequence[Call]:
-        return tuple(_questions(args, plan_of.server(site)).values())
+        return tuple(_questions(args, plan_of.server(site, args.drafter)).values())
 
     def plan(self, args: ServerArgs, seen: Sequence[Reply], site: Site) -> Change | None:
-        server = plan_of.server(site)
+        server = plan_of.server(site, args.drafter)
         known = dict(zip(_questions(args, server), seen, strict=True))
         kind = UnitServer if server.unit else ContainerServer if server.container else ProcessServer
         return kind(args, server, site, known).change()
@@ -71,4 +82,8 @@ def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
     link = args.release_link
     if link is not None:
         asked[LINK] = Call("files.stat", {"path": link, "digest": False})
+    path = server.env.get("PYTHONPATH")
+    if server.interpreter is not None and not isinstance(path, Secret):
+        how = {"python": server.interpreter, "cwd": server.cwd, "path": path}
+        asked[FLAGS] = Call("launchflags.known", how)
     return asked

@@ -59,16 +59,11 @@ def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
     return changed
 
 
-def without_speculation(argv: Sequence[str]) -> list[str]:
-    """The command without everything that is about speculation."""
-    changed: list[str] = []
-    skip = False
-    for word in argv:
-        if word.startswith("-"):
-            skip = word.startswith(SPECULATIVE)
-        if not skip:
-            changed.append(word)
-    return changed
+def releases(settings: Mapping[str, Any]) -> str | None:
+    """The folder of drafter releases on the host; None where the inventory does not say."""
+    root = settings.get("weights_root")
+    found = settings.get("releases") or (f"{root.rstrip('/')}/releases" if root else None)
+    return str(found) if found else None
 
 
 def keeps_key_itself(argv: Sequence[str]) -> bool:

@@ -227,6 +227,19 @@ def test_lint_looks_into_template_files(project: Project, cli: Cli) -> None:
     assert "did you mean 'name'?" in said.out
 
 
+def test_lint_knows_the_flags_of_every_release(project: Project, cli: Cli) -> None:
+    project.write("hosts: here\ntasks:\n  - sglang_server: {state: started}\n")
+    (project.folder / "inventory.yaml").write_text(
+        "hosts:\n  here:\n    connection: local\n    sglang:\n      model_path: /m\n"
+        "      launch: {speculative-num-stepz: 3, mem-fraction-static: 0.8}\n"
+    )
+    said = cli("lint", "play.yaml", "play.yaml")
+    assert said.code == Exit.CHANGES
+    assert "inventory.yaml:6:7: warning: no SGLang from 0.4.6 to 0.5.23 has the flag --speculative-num-s" in said.out
+    assert "did you mean --speculative-num-steps?" in said.out
+    assert "1 finding" in said.out
+
+
 def test_doc_says_everything_about_every_module(cli: Cli) -> None:
     listed = json.loads(cli("doc", "--json").out)["modules"]
     assert sorted(listed) == modules.names()

@@ -18,11 +18,27 @@ import pytest
 from opsctl import practice
 from opsctl.agent import calls, process
 from opsctl.agent.protocol import AgentError
-from opsctl.errors import Conflict, UsageError
+from opsctl.errors import Conflict, TaskFailed, UsageError
 from opsctl.secret import Secret
 from tests.modules.conftest import InProcess, Play
 from tests.modules.test_process import nothing_left, until
 
+# What its arguments are read from, in both ways in which releases declare them.
+SERVER_ARGS = """
+class ServerArgs:
+    speculative_num_steps: A[Optional[int], "Draft steps."] = None
+    model_path: A[str, Arg(help="The model.", aliases=["--model"])]
+    skip: A[bool, Arg(no_cli=True)] = False
+
+def add_cli_args(parser):
+    parser.add_argument("--tp-size", "--tensor-parallel-size", type=int)
+    parser.add_argument("--host")
+    parser.add_argument("--port")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--mem-fraction-static")
+    parser.add_argument("--speculative-algorithm")
+    parser.add_argument("--speculative-draft-model-path")
+"""
 ROOT = Path(__file__).parents[2]
 TREE = Path(practice.__file__).with_name("tree") / "python"
 __all__ = ["nothing_left"]
@@ -133,6 +149,65 @@ def test_a_restart_keeps_the_draft_model_that_is_in_service(served: Served) -> N
     assert process.status(InProcess(), f"sglang-{served.port}")["pid"] != old
     assert served.answers() == first
     assert served.run()["changed"] is False
+
+
+def test_a_release_stays_and_any_other_draft_model_gives_way_to_the_command(served: Served) -> None:
+    served.settings["weights_root"] = str(served.top)  # its releases/ are what deploys put into service
+    one, two, deployed = served.top / "one", served.top / "two", served.release("deployed")
+    for folder in (one, two):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    served.settings["launch"]["speculative-draft-model-path"] = str(one)
+    served.run()
+    assert served.answers() == str(one)
+    served.settings["launch"]["speculative-draft-model-path"] = str(two)
+    served.run()
+    assert served.answers() == str(two)
+    served.run(drafter=deployed)
+    served.run(state="restarted")
+    assert served.answers() == deployed
+
+
+def test_a_flag_that_the_source_does_not_take_is_named_before_the_old_server_is_stopped(served: Served) -> None:
+    first = served.release("first")
+    served.run(drafter=first)
+    tree = served.top / "tree"
+    shutil.copytree(TREE, tree)
+    (tree / "sglang" / "srt" / "server_args.py").write_text(SERVER_ARGS)
+    served.settings["env"]["PYTHONPATH"] = str(tree)
+    served.settings["launch"] |= {"speculative-num-stepz": 3, "speculative-adaptive": True}
+    with pytest.raises(TaskFailed, match=f"{tree}/sglang has no flag --speculative-num-stepz and --sp.*ve$") as refused:
+        served.run(state="restarted")
+    assert refused.value.hint is not None
+    assert "did you mean --speculative-num-steps?; SGLang has it from 0.5.11 on" in refused.value.hint
+    assert served.answers() == first
+    for flag in ("speculative-num-stepz", "speculative-adaptive"):
+        del served.settings["launch"][flag]
+    served.settings["launch"]["trust-remote"] = True  # a beginning is taken for the whole
+    del served.settings["launch"]["trust-remote-code"]
+    assert served.run(state="restarted")["changed"] is True
+    assert served.answers() == first
+
+
+def test_a_server_whose_command_is_not_described_is_restarted_as_it_runs(served: Served) -> None:
+    first = served.release("first")
+    served.run(drafter=first)
+    name = f"sglang-{served.port}"
+    before = process.status(InProcess(), name)
+    served.settings["launch"] = None
+    assert served.run()["changed"] is False
+    served.run(state="restarted")
+    again = process.status(InProcess(), name)
+    assert (again["argv"], again["env_digest"]) == (before["argv"], before["env_digest"])
+    assert again["pid"] != before["pid"]
+    served.play.steps.clear()
+    served.run(speculation=False)
+    assert not any(word.startswith("--speculative") for word in process.status(InProcess(), name)["argv"])
+    served.play.rollback()
+    assert process.status(InProcess(), name)["argv"] == before["argv"]
+    assert served.answers() == first
+    with pytest.raises(UsageError, match="does not say how its server is started"):
+        served.run(drafter=first)
 
 
 def test_another_environment_means_a_restart_and_secrets_stay_out_of_sight(served: Served) -> None:

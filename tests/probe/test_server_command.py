@@ -133,6 +133,21 @@ def test_a_comparison_restarts_measures_and_puts_back(operator: Operator, tmp_pa
     assert "probe --ab" in out
 
 
+def test_a_comparison_takes_the_command_from_the_process_where_the_inventory_has_none(
+    operator: Operator, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(PROMPT)
+    operator.types("server", "start")
+    (before,) = operator.status()
+    operator.edit(launch=None)
+    code, out, err = operator.types("probe", "--prompts", str(prompts), "--max-tokens", "40", "--ab", "--yes", "--json")
+    assert code == Exit.DONE, err
+    assert json.loads(out)["break_even"] > 1
+    (after,) = operator.status()
+    assert (after["argv"], after["ready"]) == (before["argv"], True)
+
+
 def test_a_comparison_that_fails_puts_back_too(operator: Operator, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(PROMPT)
