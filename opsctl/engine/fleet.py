@@ -116,7 +116,7 @@ class Fleet:
         return failed
 
     def cancel(self) -> None:
-        """Ask all hosts to give up what they are doing, at once: one that takes no more input must not keep the others."""
+        """Ask all hosts to give up what they are doing: at once, since one may take no more input for a while."""
         for session in list(self.sessions.values()):
             threading.Thread(target=session.cancel, daemon=True).start()
 

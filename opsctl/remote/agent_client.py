@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame
+from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable
 from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import Stream
@@ -100,6 +100,28 @@ class AgentClient:
             self._write(data)
         return sent
 
+    def send_files(self, call: Call, ranges: Sequence[tuple[int, int, int]]) -> Pending:
+        """Send a call with ranges of open files (file, start, count) as its body. Raises EOFError: one is shorter."""
+        with self._sending:
+            self._numbers += 1
+            pending = Pending(self, self._numbers, call)
+            header = {"id": pending.number, "call": call.name, "args": call.args}
+            head = frame_head(header, sum(count for _, _, count in ranges))
+            with self._changed:
+                if self._dead:
+                    raise self._dead
+                self._pending[pending.number] = pending
+            self._write(bundle.load_frames([call], self._known) + head)
+            for file, start, count in ranges:
+                try:
+                    self._stream.send_file(file, start, count, LOST_AFTER)
+                except EOFError:
+                    self.end(Unreachable("a file became shorter while it was sent", where=self._name))
+                    raise
+                except OSError as error:
+                    self._lost(error)
+        return pending
+
     def wait(self, pending: Pending, timeout: float | None) -> Reply | OpsctlError:
         """The outcome of a call, reading for everybody meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -170,10 +192,13 @@ class AgentClient:
     def _write(self, data: bytes) -> None:
         try:
             self._stream.send(data, LOST_AFTER)
-        except OSError as error:
-            self._end_lost(_reason(error))
-            assert self._dead
-            raise self._dead from error
+        except (OSError, ValueError) as error:  # ValueError: another thread has closed the pipe
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> NoReturn:
+        self._end_lost(_reason(error))
+        assert self._dead
+        raise self._dead from error
 
     def _pump(self, seconds: float) -> None:
         """Read once and hand out what came."""
@@ -182,7 +207,7 @@ class AgentClient:
         except TimeoutError:
             self._check_silence()
             return
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._end_lost(_reason(error))
             return
         self._heard = time.monotonic()
@@ -277,9 +302,11 @@ def locked(message: str, holder: dict[str, Any], host: str) -> Locked:
     return Locked(message, where=host, hint="wait for it with --lock-wait", holder=holder)
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, TimeoutError):
         return "it takes no more input"
+    if isinstance(error, ValueError):
+        return "it was closed"
     return error.strerror or str(error) or type(error).__name__
 
 

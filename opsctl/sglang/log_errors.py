@@ -60,8 +60,8 @@ TROUBLES: dict[str, Trouble] = {
         echo=True,
     ),
     "nccl_timeout": Trouble(
-        "a collective operation did not end in time: a rank hangs or has died, or the links between the GPUs (P2P, IOMMU,"
-        " ACS) do not work",
+        "a collective operation did not end in time: a rank hangs or has died, or the links between the GPUs (P2P,"
+        " IOMMU, ACS) do not work",
         deadly=True,
         echo=True,
     ),
