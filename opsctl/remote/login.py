@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from opsctl.errors import AuthFailed
-from opsctl.remote import hostkeys
+from opsctl.remote import hostkeys, questions
 from opsctl.remote.lean_paramiko import paramiko, words
 from opsctl.remote.ssh_config import Hop
 
@@ -17,16 +17,26 @@ def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> None:
     """Log in with each key and then the password, in OpenSSH's order. Raises AuthFailed."""
     tried: list[str] = []
     allowed: list[str] | None = None
+    further = False
     for what, attempt in _ways(transport, hop, tried):
         if allowed is not None and what not in allowed:
             continue
+        if what == "keyboard-interactive" and not (hop.password or further):
+            continue  # a person is asked for what a server wants beside a key, not instead of one
         try:
             left = attempt()
             if transport.is_authenticated():
                 return
             allowed = left or None  # further methods are asked for
+            further = True
         except paramiko.BadAuthenticationType as error:
             allowed = list(error.allowed_types)
+        except questions.Unanswered as error:
+            raise AuthFailed(
+                f"{hop} asks {error.prompt!r}, which no password of ours answers",
+                where=where,
+                hint="run opsctl in a terminal to be asked, or use a key that lets it in without a second step",
+            ) from error
         except (paramiko.AuthenticationException, paramiko.SSHException, EOFError, OSError) as error:
             if not transport.is_active():
                 tried.append(f"then the server broke off: {words(error)}")
@@ -55,11 +65,15 @@ def _ways(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> Iterator
         password = hop.password
         tried.append("password")
         yield "password", lambda: transport.auth_password(hop.user, password.reveal(), fallback=False)
-        tried.append("keyboard-interactive")
-        yield (
-            "keyboard-interactive",
-            lambda: transport.auth_interactive(hop.user, lambda _t, _i, prompts: [password.reveal() for _ in prompts]),
-        )
+    if hop.password or questions.attended():
+        yield "keyboard-interactive", lambda: _answer(transport, hop, tried)
+
+
+def _answer(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> list[str]:
+    tried.append("keyboard-interactive")
+    if questions.attended():
+        transport.auth_timeout = max(transport.auth_timeout, questions.PATIENCE)
+    return transport.auth_interactive(hop.user, questions.answering(hop.password, str(hop)))
 
 
 def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
