@@ -73,14 +73,13 @@ def _look_here(asked: Asked, api_key_env: str) -> Seen:
 
 
 def _look_there(asked: Asked, inventory: str | None, pattern: str | None, api_key_env: str) -> Seen:
-    from opsctl.cli.hosts import the_host
-    from opsctl.remote.host import connect
+    from opsctl.cli.hosts import on_one, the_host
     from opsctl.sglang import gather
     from opsctl.sglang.http import Server
 
     chosen = the_host(inventory, pattern)
     asked = replace(asked, usual_port=chosen.sglang.port, usual_log=chosen.sglang.log)
-    with connect(chosen.connection()) as remote:
+    with on_one(chosen) as remote:
         key = _key(api_key_env) or chosen.sglang.api_key
         return gather.look(remote.outcomes, lambda port: Server(remote.http(port), key), asked)
 

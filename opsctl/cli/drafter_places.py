@@ -92,13 +92,12 @@ class Places:
             raise _wrong_folder(error, drafter) from None
 
     def _host(self, name: str) -> tuple[RemoteHost, InventoryHost]:
-        from opsctl.cli.hosts import the_host
-        from opsctl.remote.host import connect
+        from opsctl.cli.hosts import on_one, the_host
 
         if name not in self._hosts:
             host = the_host(self._inventory, name)
             try:
-                self._hosts[name] = self._open.enter_context(connect(host.connection())), host
+                self._hosts[name] = self._open.enter_context(on_one(host)), host
             except OpsctlError as error:
                 error.where = error.where or name
                 raise

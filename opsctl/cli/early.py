@@ -6,13 +6,21 @@ only what connecting needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opsctl.engine import known
 from opsctl.engine.connections import Connections
 from opsctl.remote.spec import ConnectionSpec
+
+if TYPE_CHECKING:
+    from opsctl.inventory import InventoryHost
+
+_SWITCH = 0.0005  # seconds between threads: each packet is waited for by one while another imports the rest of us
 
 
 @dataclass(slots=True)
@@ -31,6 +39,7 @@ class Early:
         first = known.first(self.words)
         if first is None or not first.hosts:
             return
+        sys.setswitchinterval(_SWITCH)
         self.connections.at_once = first.at_once
         self.connections.begin(first.hosts)
         if any(spec.connection == "ssh" for spec in first.hosts):
@@ -47,10 +56,10 @@ _early = Early()
 
 
 def begin(words: Sequence[str]) -> None:
-    """Begin what `words` are known to begin with. Verbs have more to check than a playbook, and connect only then."""
+    """Begin what `words` are known to begin with. `deploy` has more to check than that, and connects only then."""
     global _early
     _early = Early(words)
-    if words[:1] == ["run"]:
+    if words[:1] != ["deploy"]:
         _early.connect()
 
 
@@ -59,3 +68,16 @@ def take() -> Early:
     global _early
     taken, _early = _early, Early()
     return taken
+
+
+@contextmanager
+def reaching(hosts: Sequence[InventoryHost], at_once: int = 1) -> Iterator[Connections]:
+    """Connections to `hosts`, all begun, for a command line that has turned out right."""
+    begun, specs = take(), [host.connection() for host in hosts]
+    begun.remember({host.source.file for host in hosts if host.source}, specs, at_once)
+    begun.connections.at_once = at_once
+    try:
+        begun.connections.begin(specs)
+        yield begun.connections
+    finally:
+        begun.connections.close()

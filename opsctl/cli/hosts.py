@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
@@ -12,6 +13,9 @@ from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.text import few
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from opsctl.engine.connections import Connected
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
 
@@ -55,26 +59,37 @@ def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:
     return hosts[0]
 
 
+@contextmanager
+def on_one(host: InventoryHost) -> Iterator[RemoteHost]:
+    """The connection to one host. Raises Unreachable, HostKeyError, AuthFailed, UsageError."""
+    from opsctl.cli import early
+
+    with early.reaching([host]) as connections:
+        yield connections.of(host.connection()).result().remote
+
+
 def on_each(
     hosts: Sequence[InventoryHost], work: Callable[[RemoteHost, InventoryHost], T], *, at_once: int = _AT_ONCE
 ) -> list[Done[T]]:
     """Connect to every host and do `work` there, side by side. What goes wrong on one does not disturb the others."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from opsctl.remote.host import connect
+    from opsctl.cli import early
 
-    def one(host: InventoryHost) -> Done[T]:
+    def one(host: InventoryHost, connecting: Future[Connected]) -> Done[T]:
         try:
-            with connect(host.connection()) as remote:
+            with connecting.result().remote as remote:
                 return Done(host, work(remote, host))
         except OpsctlError as error:
             error.where = error.where or host.name
             return Done(host, error=error)
 
-    if len(hosts) == 1:
-        return [one(hosts[0])]
-    with ThreadPoolExecutor(max_workers=min(at_once, len(hosts)), thread_name_prefix="host") as pool:
-        return list(pool.map(one, hosts))
+    with early.reaching(hosts, at_once) as connections:
+        under_way = [connections.of(host.connection()) for host in hosts]
+        if len(hosts) == 1:
+            return [one(hosts[0], under_way[0])]
+        with ThreadPoolExecutor(max_workers=min(at_once, len(hosts)), thread_name_prefix="host") as pool:
+            return list(pool.map(one, hosts, under_way))
 
 
 def tell_errors(done: Sequence[Done[T]]) -> Exit:

@@ -64,12 +64,11 @@ def reached_at(
             yield Reached(url.split("://")[-1], Server(http, secret), read_here)
         return
     from opsctl.agent.protocol import Call
-    from opsctl.cli.hosts import the_host
+    from opsctl.cli.hosts import on_one, the_host
     from opsctl.errors import RemoteError
-    from opsctl.remote.host import connect
 
     chosen = the_host(inventory, pattern)
-    with connect(chosen.connection()) as remote:
+    with on_one(chosen) as remote:
         running = gather.choose(remote.call(Call("servers.find")).result, port, chosen.sglang.port)
         if running is None and port is None:
             raise UsageError("no SGLang server runs there", where=chosen.name, hint="`opsctl server start` starts one")

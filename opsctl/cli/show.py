@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from opsctl.cli.hosts import HostOption, InventoryOption, the_host
+from opsctl.cli.hosts import HostOption, InventoryOption, on_one, the_host
 from opsctl.errors import Exit
 from opsctl.text import printable
 
@@ -44,10 +44,9 @@ def show(
 
 def _from_host(run: str, inventory: str | None, host: str) -> int:
     from opsctl.engine import journal
-    from opsctl.remote.host import connect
 
     one = the_host(inventory, host)
-    with connect(one.connection()) as remote:
+    with on_one(one) as remote:
         if run == "last":
             past = journal.past_runs(remote.call(journal.list_runs(1), timeout=60))
             if not past:

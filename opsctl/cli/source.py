@@ -129,8 +129,7 @@ def _reading(tree: str | None, inventory: str | None, host: str | None) -> Itera
 
         yield here, tree
         return
-    from opsctl.cli.hosts import the_host
-    from opsctl.remote.host import connect
+    from opsctl.cli.hosts import on_one, the_host
 
     chosen = the_host(inventory, host)
     root = tree or chosen.sglang.checkout
@@ -139,7 +138,7 @@ def _reading(tree: str | None, inventory: str | None, host: str | None) -> Itera
             f"{chosen.name}: the inventory does not say where its source tree is",
             hint="set `checkout` in its sglang section, or name it with --tree",
         )
-    with connect(chosen.connection()) as remote:
+    with on_one(chosen) as remote:
 
         def call(asked: Call) -> Reply:
             return remote.call(asked, timeout=_LIMIT)

@@ -12,7 +12,7 @@ def main() -> NoReturn:
     """Carry out the command line of this process."""
     words = sys.argv[1:]
     _fit_for_output()
-    if words[:1] in (["run"], ["deploy"]):  # those that play a playbook most of the time
+    if words and not words[0].startswith("-"):
         from opsctl.cli import early
 
         early.begin(words)

@@ -19,6 +19,7 @@ from opsctl.remote.login import authenticate
 from opsctl.remote.spec import Timeouts
 from opsctl.remote.ssh_config import Hop
 from opsctl.remote.stream import Tail
+from opsctl.remote.transport import Transport
 
 Socket = socket.socket | paramiko.Channel
 
@@ -38,12 +39,12 @@ class Link:
     """A chain of authenticated transports, one per hop; the last one is the host's."""
 
     def __init__(self) -> None:
-        self._transports: list[paramiko.Transport] = []
+        self._transports: list[Transport] = []
         self._proxy: subprocess.Popen[bytes] | None = None
         self.host_key: HostKey | None = None
 
     @property
-    def transport(self) -> paramiko.Transport:
+    def transport(self) -> Transport:
         return self._transports[-1]
 
     def open(self, hops: tuple[Hop, ...], dialling: tcp.Dialling | None, timeouts: Timeouts, name: str) -> None:
@@ -54,6 +55,7 @@ class Link:
                 sock = self.onward(hop, timeouts, name, dialling)
                 transport, self.host_key = handshake(sock, hop, timeouts, where)
                 self._transports.append(transport)
+                transport.wants_session = hop is hops[-1]
                 authenticate(transport, hop, where)
                 transport.set_keepalive(KEEPALIVE)
         except BaseException:
@@ -143,7 +145,7 @@ class SshStream:
             self._channel.close()
 
 
-def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[paramiko.Transport, HostKey]:
+def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[Transport, HostKey]:
     """Agree on keys and check the server's. Raises Unreachable, HostKeyError."""
     known = hostkeys.lines(hop.known_hosts)
     transport, key = introduce(sock, hostkeys.preferred(hop.key_name, known, hop.pin), timeouts, hop, where)
@@ -158,10 +160,10 @@ def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[p
 
 def introduce(
     sock: Socket, preferred: list[str], timeouts: Timeouts, hop: Hop, where: str
-) -> tuple[paramiko.Transport, HostKey]:
+) -> tuple[Transport, HostKey]:
     """Agree on keys with a server, asking for the `preferred` key types first, and say what key it has shown."""
     try:
-        transport = paramiko.Transport(sock)
+        transport = Transport(sock)
         transport.daemon = True
         options = transport.get_security_options()
         options.ciphers = _first(_FAST_CIPHERS, options.ciphers)
@@ -169,7 +171,9 @@ def introduce(
         transport.banner_timeout, transport.auth_timeout = timeouts.banner, timeouts.auth
         transport.channel_timeout = timeouts.channel
         transport.start_client(timeout=timeouts.banner)
-        shown = transport.get_remote_server_key()
+        shown = transport.host_key
+        if shown is None:
+            raise paramiko.SSHException("no answer in time")
     except (paramiko.SSHException, EOFError, OSError) as error:
         sock.close()
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):

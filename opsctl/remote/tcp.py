@@ -91,6 +91,13 @@ def tuned(sock: socket.socket) -> socket.socket:
     return sock
 
 
+def acknowledge(sock: object) -> None:
+    """Acknowledge at once what has been read, where the system would wait 40 ms for something to send along."""
+    if isinstance(sock, socket.socket) and hasattr(socket, "TCP_QUICKACK"):
+        with contextlib.suppress(OSError):  # a proxy's socket is none of TCP
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
 def proxied(command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """A socket whose other end is the standard input and output of a ProxyCommand."""
     ours, theirs = socket.socketpair()

@@ -325,3 +325,22 @@ def test_round_trips(make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., P
     turns = proxy.turns
     host.batch(calls)
     assert proxy.turns - turns <= 1  # none, if the client spoke last, to widen its window
+
+
+def test_the_second_key_opens_where_the_first_is_refused(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
+    """The session that was asked for along with the refused key is asked for again."""
+    keygen(tmp_path / "stranger")
+    assert works(make_host(keys=(str(tmp_path / "stranger"), str(sshd.key_file))))
+
+
+def test_connecting_and_the_first_call_wait_for_the_server_five_times(
+    sshd: Sshd, state: Path, slow_link: Callable[..., Proxy]
+) -> None:
+    """For its introduction, its key, the login with the session, the command, and the answer."""
+    turns = []
+    for _ in range(3):  # the best of three is what the protocol costs
+        proxy = slow_link(0.05)
+        with connect(sshd.spec(port=proxy.port, host_key=str(sshd.host_key), state_dir=str(state))) as host:
+            assert works(host)
+            turns.append(proxy.turns)
+    assert min(turns) <= 5
