@@ -19,22 +19,27 @@ VERSION_FILES = (
     "__init__.py",
 )  # made by the build; kept by hand up to 0.5.6.post2; by hand
 
-# The first release with each file. Read from the wheels of 0.5.6 to 0.5.23; each file is in every later one.
+# The first release with each file, read from the wheels of 0.5.6 to 0.5.23; each file is in every later one. Releases
+# that only mend one (0.5.8.post1 and the like) add none.
 MARKERS: tuple[tuple[Release, str], ...] = (
-    (Release(0, 5, 6, 2), "srt/models/ministral3.py"),
+    (Release(0, 5, 6, 1), "srt/models/ministral3.py"),
+    (Release(0, 5, 6, 2), "srt/models/paddleocr_vl.py"),
     (Release(0, 5, 7), "srt/models/glmasr.py"),
     (Release(0, 5, 8), "srt/models/afmoe.py"),
     (Release(0, 5, 9), "srt/models/sdar.py"),
-    (Release(0, 5, 10), "srt/models/siglip2.py"),
+    (Release(0, 5, 10), "srt/models/sarvam_moe.py"),  # in its release candidate too
     (Release(0, 5, 11), "srt/models/dflash.py"),
     (Release(0, 5, 12), "srt/models/laguna.py"),
     (Release(0, 5, 13), "srt/models/step3p7.py"),
     (Release(0, 5, 14), "srt/models/zaya.py"),
     (Release(0, 5, 15), "srt/models/hrm_text.py"),
     (Release(0, 5, 16), "srt/models/mellum.py"),
-    (Release(0, 5, 18), "srt/models/kimi_k3.py"),
-    (Release(0, 5, 20), "srt/models/dots3.py"),
-    (Release(0, 5, 22), "srt/models/iquest_q1.py"),
+    (Release(0, 5, 17), "srt/models/kimi_k3.py"),
+    (Release(0, 5, 18), "srt/models/muse_glimmer.py"),
+    (Release(0, 5, 19), "srt/models/dots3.py"),
+    (Release(0, 5, 20), "srt/models/cosmos3.py"),
+    (Release(0, 5, 21), "srt/models/iquest_q1.py"),
+    (Release(0, 5, 22), "srt/models/embedding_gemma2.py"),
     (Release(0, 5, 23), "srt/models/beam.py"),
 )
 

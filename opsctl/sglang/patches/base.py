@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
 from opsctl.sglang.symbols import Function, Method, Module, NotPython, find_method, parse
 from opsctl.sglang.tree import SourceTree
 from opsctl.sglang.version import Release
+from opsctl.sglang.version import parse as parse_release
 
 
 class Status(StrEnum):
@@ -48,6 +49,7 @@ class About:
     precondition: str
     end_state: str
     proof: str
+    oldest: str = "any"  # the first release whose source it knows; in older ones it has nothing to say
 
 
 class Patch(Protocol):
@@ -75,9 +77,9 @@ def not_applicable(reason: str, path: str | None = None, line: int | None = None
 def finding(patch: Patch, tree: SourceTree) -> Finding:
     """`patch.look`, with every way out of it turned into a Finding."""
     try:
-        return patch.look(tree)
+        found = patch.look(tree)
     except Settled as settled:
-        return settled.finding
+        found = settled.finding
     except NotPython as broken:
         return Finding(
             Status.CONFLICT,
@@ -85,6 +87,10 @@ def finding(patch: Patch, tree: SourceTree) -> Finding:
             broken.line,
             f"the file is not valid Python, before any patch: {broken.message}",
         )
+    oldest, release = parse_release(patch.about.oldest), tree.version.exact
+    if found.status in (Status.NEEDED, Status.CONFLICT) and oldest and release and release < oldest:
+        return replace(found, status=Status.NOT_APPLICABLE, reason=f"is for SGLang {oldest} and later: {found.reason}")
+    return found
 
 
 def origin(tree: SourceTree, since: Release) -> Status:

@@ -72,6 +72,7 @@ class D2tGuard:
         end_state="load_weights raises for a d2t that is not integer, has the wrong length, leaves the target "
         "vocabulary, repeats ids or is an absolute table, and says which",
         proof="load_weights runs on stand-in tables: sound ones load, each broken kind raises its own message",
+        oldest="0.4.9",
     )
 
     def look(self, tree: SourceTree) -> Finding:

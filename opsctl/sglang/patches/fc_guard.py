@@ -38,6 +38,7 @@ class FcGuard:
         end_state="forward raises if features from the target are not of fc's input width and the checkpoint has an fc",
         proof="forward runs on stand-ins: the right width goes through fc, the draft model's own states while drafting "
         "and an empty batch pass, the wrong width raises with the likely causes",
+        oldest="0.4.9",
     )
 
     def look(self, tree: SourceTree) -> Finding:

@@ -25,6 +25,7 @@ class GraphLayerIds:
         precondition=f"the model runner reads {_IDS} from the draft model's configuration",
         end_state=f"every {CAPTURE} on the way to graph capture is given the configured ids",
         proof="the calls run on stand-ins: the model receives the configured ids from each of them",
+        oldest="0.5.1",
     )
 
     def look(self, tree: SourceTree) -> Finding:

@@ -21,6 +21,7 @@ class LoaderNames:
         precondition=f"{CLASS} has a load_weights of its own that loops over (name, tensor)",
         end_state="load_weights takes layers.0.*, with or without a model. prefix, as the draft layer",
         proof="load_weights runs on stand-in tensors: layers.0.*, model.layers.0.*, midlayer.* fill the same",
+        oldest="0.4.9",
     )
 
     def look(self, tree: SourceTree) -> Finding:

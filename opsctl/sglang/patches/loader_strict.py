@@ -58,6 +58,7 @@ class LoaderStrict:
         end_state="load_weights ends with an error for parameters without a tensor and tensors without a parameter",
         proof="load_weights runs on stand-in tensors: complete checkpoints load (also without embedding, and without a "
         "head when draft_vocab_size is null); a missing, a misnamed and a surplus tensor are errors that name it",
+        oldest="0.5.2",
     )
 
     def look(self, tree: SourceTree) -> Finding:
