@@ -80,6 +80,9 @@ def gather(
     found = _side_by_side(tasks, max(limit, 35.0 if port else 0.0, 2 * QUICK) + 2 * detached.GRACE + 1.0)
     said = found.get("smi") or {"timed_out": True, "seconds": limit}
     found["smi"] = said
+    looks = gpupci.generations(root, gpupci.slow_at_work(said.get("text", "")))
+    for device in found.get("pci") or []:
+        device["generations"] = looks.get(device["bus_id"], [])
     server = _server_pid(found)
     found["p2p_disabled"] = _p2p_disabled(root, found.get("unit") or "", server)
     if found.get("unit"):
@@ -142,7 +145,7 @@ def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:
     worth = re.compile(keep + "|Linux version|suppressed|Suppressed|dropped")
     refused = False
     for argv in _KERNEL_LOG:
-        program = _which(argv[0], env)
+        program = detached.program(argv[0], env.get("PATH", os.defpath))
         if program is None:
             continue
         ran = detached.run(call, [program] + argv[1:], QUICK, env)
@@ -183,7 +186,7 @@ def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Opti
     named = {int(pid) for pid in re.findall(r"<pid>(\d+)</pid>", smi.get("text", ""))}
     if server:
         named.add(server)
-    kept = gpuproc.interesting(entries, named, servers)
+    kept = gpuproc.interesting(root, entries, named, servers)
     again = gpuproc.states(root, [e["pid"] for e in kept if e["state"] == "D"])
     return [dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D") for e in kept]
 
@@ -223,20 +226,12 @@ def _line(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:
 
 def _answer(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:
     """What a program says; None when it is missing or hangs. `is-active` answers with a code of its own."""
-    program = _which(argv[0], env)
+    program = detached.program(argv[0], env.get("PATH", os.defpath))
     if program is None:
         return None
     ran = detached.run(call, [program] + argv[1:], QUICK, env, 1 << 20)
     usable = ran.code == 0 or (argv[1] == "is-active" and ran.code is not None)
     return ran.out if usable else None
-
-
-def _which(name: str, env: Dict[str, str]) -> Optional[str]:
-    for folder in env.get("PATH", os.defpath).split(os.pathsep):
-        candidate = os.path.join(folder, name)
-        if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
-            return candidate
-    return None
 
 
 CALLS = {"gather": gather}

@@ -6,12 +6,16 @@ import contextlib
 import os
 import re
 import struct
+import time
 from typing import Any, Dict, List, Optional
 
 _BUS_ID = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
 # PCIe extended capability 13: Access Control Services. Control register at +6; bit 2 redirects peer requests upwards.
+_LOOKS, _PAUSE = 3, 1.0  # a link that changes its speed while it works is caught by one of these
+_GENERATION = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
+_GPU = re.compile(r'<gpu id="([0-9A-Fa-f]+):([0-9A-Fa-f:.]+)">(.*?)</gpu>', re.DOTALL)
 _ACS, _ACS_CONTROL, _REQUEST_REDIRECT = 0x000D, 6, 1 << 2
 
 
@@ -59,6 +63,29 @@ def _device(folder: str, name: str, gpu: bool, parents: List[str], slots: Dict[s
         "aer_nonfatal": _total(here, "aer_dev_nonfatal"),
         "aer_fatal": _total(here, "aer_dev_fatal"),
     }
+
+
+def slow_at_work(answer: str) -> List[str]:
+    """Of the GPUs that nvidia-smi -q -x shows busy in P0: those whose link runs below the fastest of them."""
+    found = {}
+    for domain, rest, body in _GPU.findall(answer):
+        generation = re.search(r"<current_link_gen>(\d+)", body)
+        if generation and "<performance_state>P0<" in body and re.search(r"<gpu_util>[1-9]", body):
+            found["%04x:%s" % (int(domain, 16), rest.lower())] = int(generation.group(1))
+    return [name for name, generation in found.items() if generation < max(found.values())]
+
+
+def generations(root: str, names: List[str]) -> Dict[str, List[int]]:
+    """The PCIe generation of each device in a few looks; takes seconds."""
+    found: Dict[str, List[int]] = {name: [] for name in names}
+    for look in range(_LOOKS if names else 0):
+        time.sleep(_PAUSE if look else 0)
+        for name in names:
+            speed = _text(os.path.join(root, "sys/bus/pci/devices", name), "current_link_speed")
+            generation = _GENERATION.get(speed.partition(" ")[0])
+            if generation:
+                found[name].append(generation)
+    return found
 
 
 def acs_redirect(config: bytes) -> Optional[bool]:

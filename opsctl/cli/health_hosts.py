@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from opsctl.gpu import active, gathered, lastlook, state, wanted
+from opsctl.gpu import active, gathered, lastlook, wanted
 from opsctl.gpu.checks.registry import checks
 from opsctl.gpu.judge import HostReport, Result, judge
 from opsctl.gpu.model import Evidence
@@ -66,11 +66,8 @@ def reports(done: Iterable[Done[Evidence]], chosen: Sequence[Check]) -> list[Hos
     for one in done:
         if one.value is None:
             continue
-        name, address = one.host.name, one.host.connection().address or one.host.name
-        found.append(
-            judge(name, replace(one.value, before=lastlook.read(name, address)), wanted_of(one.host).settings, chosen)
-        )
-        lastlook.write(name, address, state.now(one.value))
+        evidence = lastlook.compared(one.host.name, one.value)
+        found.append(judge(one.host.name, evidence, wanted_of(one.host).settings, chosen))
     return found
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from opsctl.errors import Unreadable
-from opsctl.gpu import hosttext, klog, lspci, smi_csv, smi_errors, smi_list, smi_table, smi_text, smi_xml
+from opsctl.gpu import gathered, hosttext, klog, lspci, smi_csv, smi_errors, smi_list, smi_table, smi_text, smi_xml
 from opsctl.gpu.bundle import Member
 from opsctl.gpu.model import Evidence, Host, KernelLog, Reading
+from opsctl.gpu.wanted import Wanted
 
 _SECTION = re.compile(r"^#{20,}\n# (?P<part>[^\n]*?) :: [^\n]*\n(?:# \$[^\n]*\n)?#{20,}\n", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's colours and underlines, pasted along
@@ -18,6 +21,7 @@ _XML = re.compile(r"<\?xml|<!DOCTYPE nvidia_smi_log|<nvidia_smi_log")
 _XML_END = "</nvidia_smi_log>"
 _NO_NUMBER = re.compile(r"\d{1000}")  # nothing here counts so far, and Python refuses to
 _LONGEST_HEADER = 16384  # all columns that nvidia-smi knows take a third of it
+_Read = tuple[Member, Evidence]
 _PREFERRED = ("xml", "text", "csv", "table", "list")
 
 
@@ -36,12 +40,28 @@ def read(text: str, name: str) -> Evidence | None:
         return _with_xml(text, 0)
     if _SECTION.search(text):
         return _sections(text)
+    if start[0] in "[{":
+        return _document(start, name)
     if (among := _XML.search(text)) and "<nvidia_smi_log" in text:
         return _with_xml(text, among.start())
-    runs = smi_errors.recorded_runs(text) if start[0] in "[{" else None
-    if runs is not None:
-        return Evidence(smi_errors=runs)
     return _plain(text)
+
+
+def _document(text: str, name: str) -> Evidence | None:
+    """JSON: what the agent gathered, or runs of nvidia-smi. Other documents may quote a log, and are none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return _plain(text)  # "[12.5] a kernel line", or many records
+    if isinstance(value, dict) and {"smi", "host", "processes"} <= set(value):
+        try:
+            return gathered.evidence(value, Wanted())
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Unreadable(f"not a whole answer of gpu.gather: {error}", where=name or None) from error
+    if isinstance(value, dict) and "MESSAGE" in value:
+        return _plain(text)
+    runs = smi_errors.recorded_runs(value)
+    return None if runs is None else Evidence(smi_errors=runs)
 
 
 def _with_xml(text: str, start: int) -> Evidence:
@@ -101,7 +121,8 @@ def _sections(text: str) -> Evidence:
 def hosts(members: Iterable[Member]) -> list[tuple[str, Evidence]]:
     """The hosts that the files are about, with a name for each.
 
-    Files are taken to be of one host unless they list different GPUs: then each folder, or each file, is one.
+    Files are taken to be of one host unless they list different GPUs. A file that lists none, such as a log, then
+    goes with its neighbours: those in its folder, or of its name (n7.xml, n7.log).
     Raises Unreadable when none of them is anything we know.
     """
     found: list[tuple[Member, Evidence]] = []
@@ -121,18 +142,82 @@ def hosts(members: Iterable[Member]) -> list[tuple[str, Evidence]]:
         raise Unreadable("nothing in it is known to say something about a GPU host", where=named[0].name, hint=hint)
     if not found:
         raise Unreadable("no file in it says anything about a GPU host", where=unknown[0].name if unknown else None)
-    identities = {identity for _, e in found if (identity := _identity(e))}
-    if len(identities) <= 1:
+    listing = _by_gpus(found)
+    if len(listing) <= 1:
         return [(", ".join(dict.fromkeys(m.origin for m, _ in found)), merged(e for _, e in found))]
-    groups: dict[str, list[Evidence]] = {}
+    groups = [list(group) for group in listing]
+    lone = [one for one in found if not _listed(one[1])]
+    for one in lone:
+        near = _near(one[0], listing)
+        if near is None:
+            groups.append([one])
+        else:
+            groups[near].append(one)
+    return [(_name(group, groups), merged(e for _, e in group)) for group in groups]
+
+
+def _by_gpus(found: Iterable[_Read]) -> list[list[_Read]]:
+    """The files that list GPUs, those about the same GPUs together."""
+    groups: list[list[_Read]] = []
     for member, evidence in found:
-        groups.setdefault(member.folder if member.packed else member.name, []).append(evidence)
-    return [(name, merged(group)) for name, group in groups.items()]
+        gpus = _listed(evidence)
+        if not gpus:
+            continue
+        same = next((g for g in groups if any(_same_host(gpus, _listed(e)) for _, e in g)), None)
+        if same is None:
+            groups.append([(member, evidence)])
+        else:
+            same.append((member, evidence))
+    return groups
 
 
-def _identity(evidence: Evidence) -> frozenset[str]:
-    """What tells hosts apart: the GPUs' bus ids with their UUIDs."""
-    return frozenset(f"{g.ref.bus_id}".lower()[-12:] for r in evidence.readings for g in r.gpus)
+def _listed(evidence: Evidence) -> dict[str, str | None]:
+    """Bus id -> UUID of the GPUs in it. Masked captures carry a placeholder of zeros, which is no UUID."""
+    return {
+        str(g.ref.bus_id).lower()[-12:]: g.ref.uuid
+        if len(set((g.ref.uuid or "").lower().removeprefix("gpu-"))) > 3
+        else None
+        for r in evidence.readings
+        for g in r.gpus
+    }
+
+
+def _same_host(some: Mapping[str, str | None], others: Mapping[str, str | None]) -> bool:
+    """By UUID where both tell it: hosts of one kind have their GPUs in the same slots."""
+    mine, theirs = set(some.values()) - {None}, set(others.values()) - {None}
+    if mine and theirs:
+        return bool(mine & theirs)
+    return set(some) == set(others)
+
+
+def _near(member: Member, groups: Sequence[Sequence[_Read]]) -> int | None:
+    """The one group that has a file in the nearest folder where any has, or of the same name."""
+    path = _path(member)
+    for folder in path.parents:
+        near = {i for i, group in enumerate(groups) if any(folder in _path(m).parents for m, _ in group)}
+        if len(near) > 1:
+            near = {i for i in near if any(_stem(_path(m)) == _stem(path) for m, _ in groups[i])}
+        if near:
+            return near.pop() if len(near) == 1 else None
+    return None
+
+
+def _path(member: Member) -> PurePath:
+    return PurePath(member.origin, member.name) if member.packed else PurePath(member.name)
+
+
+def _stem(path: PurePath) -> str:
+    return path.name.partition(".")[0]
+
+
+def _name(group: Sequence[_Read], groups: Sequence[Sequence[_Read]]) -> str:
+    """The folder that holds nothing else, else the first file."""
+    path = _path(group[0][0])
+    for folder in reversed(path.parents[:-1]):
+        holders = [g for g in groups if any(folder in _path(m).parents for m, _ in g)]
+        if holders == [group]:
+            return str(folder) if len(group) > 1 or group[0][0].packed else str(path)
+    return str(path)
 
 
 def merged(evidence: Iterable[Evidence]) -> Evidence:
@@ -140,7 +225,7 @@ def merged(evidence: Iterable[Evidence]) -> Evidence:
     whole = Evidence()
     for one in evidence:
         whole = Evidence(
-            readings=whole.readings + one.readings,
+            readings=tuple(dict.fromkeys(whole.readings + one.readings)),
             smi_errors=tuple(dict.fromkeys(whole.smi_errors + one.smi_errors)),
             smi_run=one.smi_run or whole.smi_run,
             kernel=_logs(whole.kernel, one.kernel),
@@ -162,9 +247,14 @@ def _said(host: Host) -> Iterator[tuple[str, Any]]:
 def _logs(first: KernelLog | None, second: KernelLog | None) -> KernelLog | None:
     if first is None or second is None:
         return second or first
+    # Of a log and its rotated predecessor the younger one knows when the host booted last.
+    booted = max(first.booted or 0.0, second.booted or 0.0)
+    events = dict.fromkeys(first.events + second.events)
+    kept = tuple(e for e in events if not (e.seconds and klog.ABSOLUTE < e.seconds < booted))
     return KernelLog(
-        events=tuple(dict.fromkeys(first.events + second.events)),
+        events=kept,
         lines=first.lines + second.lines,
-        earlier_boots=first.earlier_boots + second.earlier_boots,
+        earlier_boots=first.earlier_boots + second.earlier_boots + len(events) - len(kept),
         suppressed=first.suppressed + second.suppressed,
+        booted=booted or None,
     )

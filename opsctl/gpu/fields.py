@@ -52,8 +52,8 @@ def gpu(
     raw = {f.name: _cells(cells, f.paths[naming]) for f in fields()}
     values: dict[str, Any] = {f.name: _value(f.kind, raw[f.name]) for f in fields()}
     for total, field in (("ecc_volatile_total", "ecc_volatile"), ("ecc_aggregate_total", "ecc_aggregate")):
-        whole = values.pop(total)
-        values[field] = whole if values[field] is None else values[field]
+        # The total counts memories too that have no line of their own: texture, L2.
+        values[field] = max((v for v in (values.pop(total), values[field]) if v is not None), default=None)
     values.update(_from_mask(values.pop("throttle_mask"), values))
     values.pop("power_draw")
     ref = GpuRef(index, values.pop("uuid"), values.pop("bus_id") or listed_as)
@@ -79,6 +79,8 @@ def _value(kind: str, cells: list[str]) -> Any:
     if kind == "sum":
         numbers = [n for n in map(words.number, cells) if n is not None]
         return sum(numbers) if numbers else None
+    if kind == "flag" and any(map(words.flag, cells)):
+        return True  # one name of several says it
     read = {"text": words.text, "number": words.number, "flag": words.flag, "active": words.active}[kind]
     return next((v for v in map(read, cells) if v is not None), None)
 

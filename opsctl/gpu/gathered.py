@@ -14,6 +14,7 @@ from opsctl.gpu import hosttext, klog, smi_errors, smi_xml
 from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun, Unit
 from opsctl.gpu.ownership import ProcessEntry, ProcessTable, ServerRecord
 from opsctl.gpu.wanted import Wanted
+from opsctl.remote.answers import made
 from opsctl.text import one_line
 
 Json = Mapping[str, Any]
@@ -98,12 +99,13 @@ def _kernel(said: Json | None) -> KernelLog:
 def _pci(said: Sequence[Json] | None) -> tuple[PciDevice, ...] | None:
     if said is None:
         return None
-    return tuple(PciDevice(**{**device, "parents": tuple(device["parents"])}) for device in said)
+    return tuple(made(PciDevice, device) for device in said)
 
 
 def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
     said: Json = found.get("host") or {}
     fields: dict[str, Any] = {
+        "machine": said.get("machine"),
         "driver_loaded": said.get("driver_loaded"),
         "driver_on_disk": found.get("module"),
         "persistence_daemon": _word(found.get("persistenced")),
@@ -112,7 +114,7 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
         "governors": tuple(said.get("governors") or ()) or None,
         "cpus_online": said.get("cpus_online"),
         "cpus_present": said.get("cpus_present"),
-        "mounts": tuple(Mount(**m) for m in said["mounts"]) if "mounts" in said else None,
+        "mounts": tuple(made(Mount, m) for m in said["mounts"]) if "mounts" in said else None,
         "reboot_required": said.get("reboot_required"),
         "kernel_running": said.get("kernel_running") or None,
         "kernel_installed": said.get("kernel_installed"),
@@ -147,7 +149,7 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
             generate_status=answers.get("generate"),
             generate_timed_out=bool(answers.get("timed_out")),
         )
-    return Host(**fields)
+    return made(Host, fields)
 
 
 def _unattended(said: Sequence[Json] | None) -> tuple[str, ...] | None:
@@ -172,7 +174,7 @@ def _table(found: Json, host: Host, reading: Reading | None) -> ProcessTable | N
         return None
     listed = tuple((p.pid, p.memory_mib) for g in (reading.gpus if reading else ()) for p in g.processes or ())
     return ProcessTable(
-        processes=tuple(ProcessEntry(**entry) for entry in said),
+        processes=tuple(made(ProcessEntry, entry) for entry in said),
         boot_id=(found.get("host") or {}).get("boot_id", ""),
         gpu_pids=_summed(listed),
         records=_records(host, found.get("container"), found.get("servers") or ()),
@@ -190,7 +192,7 @@ def _summed(listed: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, fl
 
 def _records(host: Host, container: str | None, started: Sequence[Json]) -> tuple[ServerRecord, ...]:
     """What proves that a process is part of our server: its unit's cgroup, its container, our record of its start."""
-    found = [ServerRecord(**record) for record in started]
+    found = [made(ServerRecord, record) for record in started]
     unit, words = host.unit, (container or "").split()
     if unit is not None and unit.control_group:
         found.append(ServerRecord(unit.name, cgroup=unit.control_group, main_pid=unit.main_pid or None))

@@ -6,19 +6,27 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 from opsctl.gpu import klog_lines, xids
 from opsctl.gpu.fields import table
 from opsctl.gpu.model import KernelEvent, KernelLog
 
-_SUPPRESSED = re.compile(r"callbacks suppressed|Suppressed \d+ messages|kmsg dropped|messages suppressed")
+SUPPRESSED = re.compile(
+    r"callbacks suppressed|Suppressed \d+ messages|kmsg dropped|messages suppressed|printk messages dropped|"
+    r"Missed \d+ kernel messages|some messages lost"
+)
 _NON_FATAL = re.compile(r"(?i)\bnon-?fatal\b")
 _FATAL = re.compile(r"(?i)(?<!non)(?<!non-)\bfatal\b")
 # Any of these words makes a line worth the patterns: most lines of a log hold none.
 WORTH = re.compile(
     r"NVRM|SXid|AER|PCIe Bus Error|Surprise|IO_PAGE_FAULT|DMAR|SDES|[Ll]ink [Dd]own|ut of memory|"
-    r"oom-kill|blocked for more|state:D|lockup|LOCKUP|read-only|nvme|Disabling device|Buffer I/O|segfault"
+    r"oom-kill|blocked for more|state:D|lockup|LOCKUP|read-only|nvme|Disabling device|I/O error|segfault|"
+    r"aer_uncor|DPC|EXT4-fs error|XFS|critical \w+ error|EDAC|Hardware Error|Memory failure|messages lost|Missed \d"
 )
+_SAMPLE = 200  # lines of a log tell in which direction it runs
+ABSOLUTE = 1e9  # seconds of a date; below is time since boot, or a date without its year
+_OUT_OF_ORDER = 10.0  # seconds by which a line may stand behind a later one; more is a reboot
 # A GSP that hangs makes every later question time out too, and each writes a line: those of nvidia-smi are no news.
 _PROBE, _UNANSWERED = "nvidia-smi", 119
 _KERNEL = re.compile(r"^(?:NVRM: |nvidia-nvswitch\d+: |nvidia-modeset: |pcieport [0-9a-f]{4}:|nvidia [0-9a-f]{4}:)")
@@ -32,35 +40,62 @@ class _Pattern:
     check: str | None
     severity: str
     pattern: re.Pattern[str]
+    unless: re.Pattern[str] | None  # in the lines that belong to it
 
 
 @cache
 def _patterns() -> tuple[_Pattern, ...]:
     return tuple(
-        _Pattern(r["kind"], r["check"] or None, r["severity"], re.compile(r["pattern"]))
+        _Pattern(
+            r["kind"], r["check"] or None, r["severity"], re.compile(r["pattern"]),
+            re.compile(r["unless"]) if r["unless"] else None,
+        )
         for r in table("kernel_lines.csv")
-    )
+    )  # fmt: skip
 
 
 def looks_like(text: str) -> bool:
     """Whether some of the first lines begin like a kernel log, or any line is one of its known messages."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    framed = any(klog_lines.split(line).framed or _KERNEL.match(line) for line in lines[:200])
-    return framed or any(WORTH.search(line) and classify([line]) for line in lines)
+    lines = klog_lines.lines(text)
+    framed = any(line.framed or _KERNEL.match(line.text) for line in lines[:200])
+    return framed or any(WORTH.search(line.text) and classify([line.text]) for line in lines)
 
 
 def read(text: str) -> KernelLog:
-    """The events of the last boot in the log, in its order."""
-    lines = [klog_lines.split(line) for line in text.splitlines() if line.strip()]
-    start = max((i for i, line in enumerate(lines) if _begins_boot(line.text)), default=0)
+    """The events of the last boot in the log, in the order of time."""
+    lines = klog_lines.lines(text)
+    if _newest_first(lines):
+        lines.reverse()
+    start = _last_boot(lines)
     earlier = _events(lines[:start])
     events = _events(lines[start:])
-    suppressed = sum(1 for line in lines[start:] if _SUPPRESSED.search(line.text))
-    return KernelLog(tuple(events), len(lines), len(earlier), suppressed)
+    suppressed = sum(1 for line in lines[start:] if SUPPRESSED.search(line.text))
+    begun = klog_lines.seconds(lines[start].time) if lines and klog_lines.BOOT_LINE.match(lines[start].text) else None
+    booted = begun if begun is not None and begun > ABSOLUTE else None
+    return KernelLog(tuple(events), len(lines), len(earlier), suppressed, booted=booted)
 
 
-def _begins_boot(text: str) -> bool:
-    return bool(klog_lines.BOOT_MARKS.match(text) or klog_lines.BOOT_LINE.match(text))
+def _last_boot(lines: Sequence[klog_lines.Line]) -> int:
+    """Where the last boot in the log begins: the kernel says so, journalctl does, or the time since boot went back."""
+    start, uptime, boot = 0, None, None
+    for i, line in enumerate(lines):
+        back = line.uptime is not None and uptime is not None and line.uptime < uptime - _OUT_OF_ORDER
+        other = line.boot is not None and boot is not None and line.boot != boot
+        if back or other or klog_lines.BOOT_MARKS.match(line.text) or klog_lines.BOOT_LINE.match(line.text):
+            start, uptime = i, None
+        boot = line.boot or boot
+        uptime = line.uptime if uptime is None else max(uptime, line.uptime or 0.0)
+    return start
+
+
+def _newest_first(lines: Sequence[klog_lines.Line]) -> bool:
+    """`journalctl -r`. The time since boot goes back at a reboot too: it must do so all the time."""
+    some = lines[:: max(1, len(lines) // _SAMPLE)]
+    times = [seconds for line in some if (seconds := klog_lines.seconds(line.time)) is not None]
+    later = sum(b > a for a, b in pairwise(times))
+    earlier = sum(b < a for a, b in pairwise(times))
+    since_boot = all(line.uptime is not None for line in some if line.time is not None)
+    return earlier > later and (not since_boot or earlier > 8)
 
 
 def _events(lines: Sequence[klog_lines.Line]) -> list[KernelEvent]:
@@ -81,6 +116,9 @@ def classify(texts: Sequence[str], time: str | None = None) -> KernelEvent | Non
         found = known.pattern.search(text)
         if found is None:
             continue
+        told = " ".join(_told(known.kind, [text, *texts[1:]]))
+        if known.unless and known.unless.search(told):
+            continue
         groups = found.groupdict()
         message = groups.get("message") or text
         code = int(groups["xid"]) if groups.get("xid") else None
@@ -88,7 +126,7 @@ def classify(texts: Sequence[str], time: str | None = None) -> KernelEvent | Non
             kind=known.kind,
             check=known.check,
             severity=_severity(known, code, message, groups),
-            text=" ".join(_told(known.kind, [text, *texts[1:]])),
+            text=told,
             time=time,
             seconds=klog_lines.seconds(time),
             xid=code,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -79,6 +79,9 @@ class Gpu:
     rows_failure: bool | None = None
     rows_low: float | None = None
     rows_none: float | None = None
+    pages_pending: bool | None = None  # before Ampere pages are retired, not rows remapped
+    pages_single: float | None = None
+    pages_double: float | None = None
     gen_current: float | None = None
     gen_max: float | None = None
     gen_device_max: float | None = None
@@ -172,6 +175,7 @@ class PciDevice:
     width_current: int | None = None
     width_max: int | None = None
     parents: tuple[str, ...] = ()
+    generations: Sequence[int] = ()  # in further looks at a link that was slow under load
     acs_redirect: bool | None = None
     iommu: str | None = None  # DMA, DMA-FQ (translated) or identity
     aer_correctable: int | None = None
@@ -183,7 +187,7 @@ class PciDevice:
 class KernelEvent:
     """One finding in the kernel log, from one line or a few that belong together."""
 
-    kind: str  # xid sxid nvrm fallen mismatch aer iommu oom hung dstate lockup disk segv
+    kind: str  # xid sxid nvrm fallen mismatch aer iommu oom hung dstate lockup disk segv memory
     check: str | None
     severity: str  # fail | warn | info
     text: str
@@ -210,6 +214,7 @@ class KernelLog:
     earlier_boots: int = 0  # events of earlier boots, not counted
     suppressed: int = 0  # lines that say messages were dropped
     unreadable: str | None = None
+    booted: float | None = None  # when the last boot began, where the log tells its beginning and the date
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +249,7 @@ class Unit:
 class Host:
     """What the host says about itself, apart from its GPUs and kernel log."""
 
+    machine: str | None = None  # the same on every look at this machine, whatever it is called
     driver_loaded: str | None = None  # version of the loaded module
     driver_on_disk: str | None = None
     persistence_daemon: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 
@@ -14,9 +13,9 @@ EXIT_CODES = {
     8: ("gpu.lost", "external power cable not attached"),
     9: ("driver.loaded", "driver not loaded"),
     12: ("driver.loaded", "NVML library missing"),
-    14: ("gpu.lost", "infoROM corrupt"),
     15: ("gpu.lost", "GPU fell off the bus"),
 }
+INFOROM = 14
 
 
 @cache
@@ -35,18 +34,16 @@ def read(text: str, rc: int | None = None) -> tuple[SmiError, ...]:
                 detail = f"{line.strip()} {following}" if kind == "mismatch" and following else line.strip()
                 found.append(SmiError(kind, detail, check, matched.groupdict().get("bus_id"), rc))
                 break
+    if rc == INFOROM and not found:
+        found.append(SmiError("inforom", f"nvidia-smi ended with code {rc}: infoROM corrupt", "gpu.lost", None, rc))
     if not found and rc in EXIT_CODES:
         check, meaning = EXIT_CODES[rc]
         found.append(SmiError("exit", f"nvidia-smi ended with code {rc}: {meaning}", check, None, rc))
     return tuple(dict.fromkeys(found))
 
 
-def recorded_runs(text: str) -> tuple[SmiError, ...] | None:
-    """The refusals in a JSON record of runs ({args, rc, stdout, stderr}, nested as it likes); None when it is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def recorded_runs(value: object) -> tuple[SmiError, ...] | None:
+    """The refusals in a record of runs ({args, rc, stdout, stderr}, nested as it likes); None when it is none."""
     runs = list(_runs(value, 0))
     if not runs:
         return None

@@ -62,12 +62,16 @@ def _gpu(lines: list[list[str]]) -> tuple[int, dict[str, str]]:
         if state:
             cells["fan speed"], cells["temperature/gpu current temp"], cells["performance state"] = state.groups()[:3]
             cells["power readings/power draw"], cells["power readings/power limit"] = state[4], state[5]
+        elif words.is_broken(lines[1][0]):
+            cells["fan speed"] = lines[1][0].strip()
         if memory:
             cells["fb memory usage/used"], cells["fb memory usage/total"] = memory.groups()
+        elif words.is_broken(lines[1][1]):  # "GPU is lost" in place of both numbers
+            cells["fb memory usage/used"] = lines[1][1].strip()
         if use:
             cells["utilization/gpu"], cells["compute mode"] = use.groups()
     if len(lines) > 2:
-        cells["mig mode/current"] = lines[2][2].strip()
+        cells["mig mode/current"] = lines[2][2].strip().rstrip("*")  # with a star the next reset changes it
     return int(first[1]), cells
 
 
@@ -78,7 +82,6 @@ def _with_processes(index: int, cells: dict[str, str], listing: str | None) -> G
         listed = fields.processes([(m[2], m[3], m[4], m[5]) for m in matches])
     compute = words.text(cells.get("compute mode"))
     if compute:
-        cells["compute mode"] = {"E. Process": "Exclusive_Process", "E.Process": "Exclusive_Process"}.get(
-            compute, compute
-        )
+        short = compute.replace(" ", "")
+        cells["compute mode"] = {"E.Process": "Exclusive_Process", "E.Thread": "Exclusive_Thread"}.get(short, compute)
     return fields.gpu(cells, "text", index=index, listed_as=cells["pci/bus id"], processes=listed)

@@ -37,9 +37,13 @@ def is_odd(cell: str) -> bool:
     return plain(cell).lower().startswith(ODD)
 
 
+def is_broken(cell: str) -> bool:
+    return is_lost(cell) or is_odd(cell)
+
+
 def text(cell: str | None) -> str | None:
     """The cell's words, None when absent or unreadable."""
-    if cell is None or is_absent(cell) or is_lost(cell) or is_odd(cell):
+    if cell is None or is_absent(cell) or is_broken(cell):
         return None
     return plain(cell)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from opsctl.gpu import gathered, wanted
+from opsctl.gpu import gathered, lastlook, wanted
 from opsctl.gpu.judge import HostReport, Result, judge, selected
 from opsctl.gpu.model import Verdict
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
@@ -43,7 +43,8 @@ class GpuHealth(Action[GpuHealthArgs]):
     def run(self, args: GpuHealthArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         expected = wanted.of(_health(args, site), site.variables.get("sglang"), site.host)
         checks = selected(args.only, args.skip)
-        evidence = gathered.look(lambda call: host.call(call, timeout=expected.seconds), expected)
+        seen = gathered.look(lambda call: host.call(call, timeout=expected.seconds), expected)
+        evidence = lastlook.compared(site.host, seen)
         report = judge(site.host, evidence, expected.settings, checks)
         gpus = max((len(r.gpus) for r in evidence.readings), default=0)
         return outcome(report, args.fail_on, gpus)

@@ -12,7 +12,7 @@ from opsctl.errors import Unreadable, UsageError
 from opsctl.gpu import smi_text, smi_xml
 from opsctl.gpu.profile import Profile, record
 from opsctl.gpu.settings import Settings
-from tests.gpu.judging import text_of, verdicts
+from tests.gpu.judging import report, text_of, verdicts
 
 H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")  # 580, eight GPUs, healthy, idle
 PRO6000 = text_of("telegraf/pro-6000-maxq-blackwell-v13.xml")  # 590, one GPU
@@ -108,6 +108,89 @@ def test_line_added_to_a_healthy_log(line: str, check: str, verdict: str) -> Non
     assert found[check] == verdict
     others = {k: v for k, v in found.items() if k.startswith("klog.") and k != check}
     assert set(others.values()) == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("line", "check", "verdict"),
+    [
+        ("NVRM: GPU 0000:19:00.0: RmInitAdapter failed! (0x62:0x40:2393)", "klog.xid", "fail"),
+        (
+            "NVRM: The NVIDIA GPU 0000:19:00.0 (PCI ID: 10de:2bb5)\nNVRM: installed in this system requires use of the "
+            "NVIDIA open kernel modules.",
+            "klog.xid",
+            "warn",
+        ),
+        (
+            "NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+            "NVRM: fallen off the bus and is not responding to commands.",
+            "klog.offbus",
+            "fail",
+        ),
+        ("pcieport 0000:80:01.1: DPC: containment event, status:0x1f01 source:0x0000", "klog.aer", "fail"),
+        ("{1}[Hardware Error]:   aer_uncor_status: 0x00000020, aer_uncor_mask: 0x00100000", "klog.aer", "fail"),
+        ("{1}[Hardware Error]:   aer_uncor_status: 0x00000000, aer_uncor_mask: 0x00100000", "klog.aer", "pass"),
+        ("pcieport 0000:80:01.1: DPC: error containment capabilities: Int Msg #0, RPExt+", "klog.aer", "pass"),
+        (
+            "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1455: inode #2: comm python3: lblock 0",
+            "klog.disk",
+            "warn",
+        ),
+        ("I/O error, dev nvme0n1, sector 12345 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2", "klog.disk", "warn"),
+        (
+            "XFS (nvme0n1p1): Corruption of in-memory data (0x8) detected. Shutting down filesystem.",
+            "klog.disk",
+            "warn",
+        ),
+        ("nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10", "klog.disk", "warn"),
+        ("I/O error, dev sr0, sector 0 op 0x0:(READ) flags 0x80700", "klog.disk", "pass"),
+        ("Buffer I/O error on dev fd0, logical block 0, async page read", "klog.disk", "pass"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", "klog.disk", "pass"),
+    ],
+)
+def test_more_lines_added_to_a_healthy_log(line: str, check: str, verdict: str) -> None:
+    found = verdicts(BOOT + "".join(LATER + part + "\n" for part in line.split("\n")))
+    assert found[check] == verdict
+    assert {v for k, v in found.items() if k.startswith("klog.") and k != check} == {"pass"}
+
+
+def test_an_iommu_fault_of_what_the_driver_calls_a_gpu() -> None:
+    """No list of GPUs in the log; the driver's own line names one of them."""
+    fault = "[  20.5] DMAR: [DMA Write NO_PASID] Request device [{}] fault addr 0xfe000000\n"
+    log = "[  12.5] NVRM: Xid (PCI:0000:3b:00): 13, pid=1, name=python3, Ch 8\n"
+    assert verdicts(log + fault.format("3b:00.0"))["klog.iommu"] == "fail"
+    assert verdicts(log + fault.format("05:00.0"))["klog.iommu"] == "warn"
+
+
+OFF = "NVRM: Xid (PCI:0000:19:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"[ 9999.5] {OFF}\n[   12.5] NVRM: loading NVIDIA UNIX Open Kernel Module\n",  # grep NVRM kern.log
+        f"Jun 24 15:44:42 n1 kernel: [ 9999.5] {OFF}\nJun 25 10:00:00 n1 kernel: [   12.5] NVRM: loading\n",
+        f"Wed 2026-06-24 15:44:42 UTC n1 kernel: {OFF}\nThu 2026-06-25 10:00:00 UTC n1 kernel: Linux version 6.8.0\n",
+        f'{{"_BOOT_ID":"a","MESSAGE":"{OFF}"}}\n{{"_BOOT_ID":"b","MESSAGE":"NVRM: loading"}}\n',
+        f"2026-06-25T10:00:02+0000 n1 kernel: usb 1-1: new\n2026-06-25T10:00:00+0000 n1 kernel: Linux version 6.8.0\n"
+        f"2026-06-24T15:44:42+0000 n1 kernel: {OFF}\n",  # journalctl -r
+    ],
+)
+def test_a_fault_before_the_last_boot_is_over(log: str) -> None:
+    assert verdicts(log)["klog.xid"] == "pass"
+    assert "1 of earlier boots" in report(log, None).by_check["klog.xid"].found.evidence
+
+
+def test_a_log_with_the_newest_line_first_loses_nothing() -> None:
+    log = f"2026-06-25T10:00:02+0000 n1 kernel: {OFF}\n2026-06-25T10:00:00+0000 n1 kernel: Linux version 6.8.0\n"
+    assert verdicts(log)["klog.xid"] == "fail"
+
+
+@pytest.mark.parametrize("line", ["systemd-journald[321]: Missed 34 kernel messages", "NVRM: 12 callbacks suppressed",
+                                  "** 35 printk messages dropped **"])  # fmt: skip
+def test_dropped_messages_are_remarked_on(line: str) -> None:
+    assert (
+        "messages were dropped" in report(f"[ 1.5] usb 1-1: new\n[ 2.5] {line}\n").by_check["klog.xid"].found.evidence
+    )
 
 
 def test_only_the_last_boot_counts() -> None:
@@ -220,12 +303,20 @@ def test_hostile_xml_is_refused(text: str) -> None:
         ("No devices were found\n", "gpu.count"),
         ("Unable to determine the device handle for GPU0000:17:00.0: Unknown Error\n", "gpu.lost"),
         ("Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system\n", "gpu.lost"),
+        ("Unable to determine the device handle for GPU2: 0000:41:00.0: Unknown Error\n", "gpu.lost"),
+        ("bash: line 1: nvidia-smi: command not found\n", "driver.loaded"),
     ],
 )
 def test_refusals_of_nvidia_smi(text: str, check: str) -> None:
     found = verdicts(text)
     assert found[check] == "fail"
     assert [c for c, v in found.items() if v == "fail"] == [check]
+
+
+def test_a_corrupt_inforom_is_a_warning_beside_the_reading() -> None:
+    found = verdicts(TABLE + "\nWARNING: infoROM is corrupted at gpu 0000:3B:00.0\n")
+    assert found["gpu.lost"] == "warn"
+    assert "fail" not in found.values()
 
 
 @pytest.mark.parametrize(

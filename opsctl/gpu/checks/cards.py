@@ -14,7 +14,11 @@ from opsctl.gpu.settings import Settings
 
 def lost(evidence: Evidence, settings: Settings) -> list[Found]:
     found = [
-        Found(Verdict.FAIL, e.text, GpuRef(None, None, e.bus_id) if e.bus_id else None)
+        Found(
+            Verdict.WARN if e.kind == "inforom" else Verdict.FAIL,
+            e.text,
+            GpuRef(None, None, e.bus_id) if e.bus_id else None,
+        )
         for e in evidence.smi_errors
         if e.check == "gpu.lost"
     ]
@@ -73,7 +77,8 @@ def uniform(evidence: Evidence, settings: Settings) -> list[Found]:
 
 
 def _uniform(reading: Reading, settings: Settings) -> list[Found]:
-    gpus = [g for g in reading.readable if g.vbios is not None]
+    gpus = reading.readable
+    named = [g for g in gpus if g.vbios is not None]
     expected = settings.profile
     odd: list[Found] = []
     for gpu in reading.readable:
@@ -97,9 +102,9 @@ def _uniform(reading: Reading, settings: Settings) -> list[Found]:
         return skip(f"the output {reading.truncated}")
     if len(reading.gpus) == 1:
         return skip("one GPU: nothing to compare")
-    if len(gpus) < 2:
+    if len(named) < 2:
         return skip("fewer than two GPUs name their VBIOS")
-    return [sound(f"name, VBIOS, driver, power limit, ECC, MIG and compute mode equal on {len(gpus)}")]
+    return [sound(f"name, VBIOS, driver, power limit, ECC, MIG and compute mode equal on {len(named)}")]
 
 
 _COMPARED: dict[str, Callable[[Gpu], str | float | None]] = {

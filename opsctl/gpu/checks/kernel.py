@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from opsctl.gpu import state
@@ -32,16 +33,21 @@ def aer(evidence: Evidence, settings: Settings) -> list[Found]:
 
 
 def iommu(evidence: Evidence, settings: Settings) -> list[Found]:
-    gpus = {short(bus).rpartition(".")[0] for bus in _gpu_buses(evidence)}
+    gpus = {short(bus).rpartition(".")[0] for bus in _gpu_buses(evidence)} | _named_by_driver(evidence)
     return _judge(evidence, "klog.iommu", lambda e: (e.bdf,), gpus)
 
 
 def oom(evidence: Evidence, settings: Settings) -> list[Found]:
+    unit = (settings.unit or "").removesuffix(".service")
+    groups = {f"{unit}.service"} if unit else set()
+    for record in evidence.table.records if evidence.table else ():
+        groups |= {said for said in (record.cgroup, record.container) if said and said != "/"}
+    # `a.service` must not be found in `data.service`; a container's id stands in `docker-ID.scope`.
+    named = re.compile("|".join(rf"(?<![\w@.]){re.escape(g)}(?!\w)" for g in groups)) if groups else None
+    pid = evidence.host.server_pid
+
     def ours(event: KernelEvent) -> bool:
-        if settings.unit and settings.unit.removesuffix(".service") in event.text:
-            return True
-        pid = evidence.host.server_pid
-        return pid is not None and event.pid == str(pid)
+        return bool(named and named.search(event.text)) or (pid is not None and event.pid == str(pid))
 
     return _judge(evidence, "klog.oom", lambda e: (), ours=ours)
 
@@ -75,7 +81,7 @@ def _judge(
     if faults:
         return sorted(faults, key=lambda f: -f.verdict.rank)
     if found:
-        return [Found(Verdict.PASS, f"information only: {found[0].evidence}")]
+        return [Found(Verdict.PASS, f"information only: {found[0].evidence}{_remarks(log)}")]
     return [sound(f"no such line in {log.lines}{_remarks(log)}")]
 
 
@@ -124,6 +130,12 @@ def _age(events: Sequence[KernelEvent], evidence: Evidence) -> str:
 
 def _value(event: KernelEvent) -> str:
     return {"xid": f"Xid {event.xid}", "sxid": f"SXid {event.xid}"}.get(event.kind, event.kind)
+
+
+def _named_by_driver(evidence: Evidence) -> set[str]:
+    """GPUs that a log names where no list of them is at hand: NVIDIA's driver speaks of nothing else."""
+    events = evidence.kernel.events if evidence.kernel else ()
+    return {short(e.bdf) for e in events if e.bdf and e.kind in ("xid", "fallen", "nvrm")}
 
 
 def _gpu_buses(evidence: Evidence) -> list[str]:

@@ -39,7 +39,7 @@ def mode(evidence: Evidence, settings: Settings) -> list[Found]:
 
 
 def rows(evidence: Evidence, settings: Settings) -> list[Found]:
-    most = settings.limit("rows.uncorrectable.fail")
+    most, most_pages = settings.limit("rows.uncorrectable.fail"), settings.limit("rows.pages.fail")
 
     def judge(gpu: Gpu) -> Found | None:
         if gpu.rows_failure:
@@ -50,7 +50,11 @@ def rows(evidence: Evidence, settings: Settings) -> list[Found]:
             return fail(
                 f"{gpu.rows_uncorrectable:.0f} rows remapped for uncorrectable errors", gpu.rows_uncorrectable, most
             )
+        pages = (gpu.pages_single or 0) + (gpu.pages_double or 0)
+        if pages >= most_pages:
+            return fail(f"{pages:.0f} memory pages retired", pages, most_pages)
         pending = {
+            "page retirement": gpu.pages_pending,
             "row remap": gpu.rows_pending,
             "channel repair": gpu.channel_repair_pending,
             "TPC repair": gpu.tpc_repair_pending,

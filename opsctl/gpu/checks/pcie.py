@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from opsctl.gpu import state
 from opsctl.gpu.checks.driver import short
@@ -46,33 +47,54 @@ def _width(current: float | None, most: float | None, settings: Settings) -> Fou
 def generation(evidence: Evidence, settings: Settings) -> list[Found]:
     if not evidence.readings:
         return skip(no_reading(evidence))
-    return merge([f for reading in evidence.readings for f in _generation(reading)])
+    looks = {short(d.bus_id): d.generations for d in evidence.pci or () if d.generations}
+    return merge([f for reading in evidence.readings for f in _generation(reading, looks)])
 
 
-def _generation(reading: Reading) -> list[Found]:
-    """Only GPUs in P0 that work are compared, each with the others: a link saves power at rest, at generation 1."""
+def _generation(reading: Reading, looks: Mapping[str, Sequence[int]]) -> list[Found]:
+    """Only GPUs in P0 that work are compared, each with the others: a link saves power at rest, at generation 1.
+
+    looks: what further looks at a slow link showed, by bus id; the fastest counts.
+    """
     busy = [g for g in reading.readable if g.busy and g.gen_current is not None]
-    slow = [f for gpu in busy if (f := _slower(gpu, [g for g in busy if g is not gpu]))]
+    slow = [
+        f
+        for gpu in busy
+        if (f := _slower(gpu, [g for g in busy if g is not gpu], looks.get(short(gpu.ref.bus_id or ""), ())))
+    ]
+    slots = _narrow_slots(reading)
     if slow:
         return slow
     if reading.truncated:
         return skip(f"the output {reading.truncated}")
     if not busy:
-        return skip("no GPU is in P0 and busy: the generation at rest says nothing")
+        return skip(f"no GPU is in P0 and busy: the generation at rest says nothing{slots}")
     if len(busy) == 1:
-        return skip(f"one busy GPU, at generation {busy[0].gen_current:.0f}: no peer to compare with")
-    return [sound(f"{len(busy)} busy GPUs, all at generation {busy[0].gen_current:.0f}", busy[0].gen_current)]
+        return skip(f"one busy GPU, at generation {busy[0].gen_current:.0f}: no peer to compare with{slots}")
+    usual = max(g.gen_current for g in busy if g.gen_current is not None)
+    return [sound(f"{len(busy)} busy GPUs at generation {usual:.0f}{slots}", usual)]
 
 
-def _slower(gpu: Gpu, peers: list[Gpu]) -> Found | None:
+def _narrow_slots(reading: Reading) -> str:
+    """Information only: a slot slower than the card."""
+    found = {
+        (g.gen_host_max, g.gen_device_max)
+        for g in reading.readable
+        if g.gen_host_max and g.gen_device_max and g.gen_host_max < g.gen_device_max
+    }
+    return "".join(f"; the slot offers generation {host:.0f} of {device:.0f}" for host, device in sorted(found))
+
+
+def _slower(gpu: Gpu, peers: list[Gpu], looks: Sequence[int]) -> Found | None:
     counted = Counter(p.gen_current for p in peers if p.gen_current is not None)
     if not counted or gpu.gen_current is None:
         return None
     usual = max(counted, key=lambda gen: (counted[gen], gen))
-    if gpu.gen_current >= usual:
+    seen = max([gpu.gen_current, *looks])
+    if seen >= usual:
         return None
-    text = f"generation {gpu.gen_current:.0f} under load, its peers {usual:.0f}"
-    return Found(Verdict.FAIL, text, gpu.ref, gpu.gen_current, usual)
+    often = f" in {len(looks) + 1} looks" if looks else ""
+    return Found(Verdict.FAIL, f"generation {seen:.0f} under load{often}, its peers {usual:.0f}", gpu.ref, seen, usual)
 
 
 def errors(evidence: Evidence, settings: Settings) -> list[Found]:
