@@ -103,11 +103,15 @@ class Case:
 
     @cached_property
     def d2t(self) -> Tensor | None:
-        return next((t for t in reversed(self.tensors.values()) if "d2t" in t.name), None)
+        return self._mapping_tensor("d2t")
 
     @cached_property
     def t2d(self) -> Tensor | None:
-        return next((t for t in reversed(self.tensors.values()) if "t2d" in t.name and "d2t" not in t.name), None)
+        return self._mapping_tensor("t2d")
+
+    def _mapping_tensor(self, kind: str) -> Tensor | None:
+        mla = self.draft is not None and self.draft.mla
+        return next((t for t in reversed(self.tensors.values()) if loader.mapping_name(t.name, mla) == kind), None)
 
     @cached_property
     def mapping(self) -> vocab_map.Decision | None:
@@ -122,10 +126,12 @@ class Case:
 
     @cached_property
     def mask(self) -> bytes | None:
-        """The bytes of `t2d`, when it is a mask."""
-        if self.t2d is None or self.t2d.dtype not in ("BOOL", "U8", "I8") or len(self.t2d.shape) != 1:
+        """`t2d` as one byte per target id, when it is a mask."""
+        data = self.table(self.t2d)
+        if self.t2d is None or data is None or len(self.t2d.shape) != 1:
             return None
-        return self.table(self.t2d)
+        values = vocab_map.decode(data, self.t2d.dtype)
+        return None if values is None else bytes(map(bool, values))
 
     def captured(self, version: Version) -> tuple[int, ...]:
         """Layers whose input the target records, in order of the request; () when the target is unknown."""

@@ -15,6 +15,7 @@ from opsctl.errors import Unreadable, UsageError
 from opsctl.text import one_line, printable
 
 MAX_TABLE = 64 << 20
+MAX_VOCAB = 1 << 20  # four times the largest there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,10 @@ def _ids(folder: Folder) -> tuple[int, ...]:
         why = folder.config_problem.text if folder.config_problem else "missing"
         raise Unreadable(f"config.json cannot be used: {why}", where=folder.path)
     if case.d2t is None:
-        return tuple(range(min(case.draft.draft_vocab or case.draft.vocab, 1 << 24)))
+        rows = case.draft.draft_vocab or case.draft.vocab
+        if not 0 <= rows <= MAX_VOCAB:
+            raise Unreadable(f"config.json claims a draft vocabulary of {rows} ids", where=folder.path)
+        return tuple(range(rows))
     if case.mapping is None:
         raise Unreadable(
             f"d2t is {case.d2t.dtype} {list(case.d2t.shape)}: no mapping that can be compared",

@@ -234,6 +234,10 @@ def _with_tables(case: Case, draft: Settings, parts: list[Part], changes: list[s
         _refuse(case, "d2t cannot be told to be offsets or ids", "compare it with a checkpoint that has t2d")
     else:
         ids = found.ids
+    if outside := sum(not 0 <= target < vocab for target in ids):
+        _refuse(
+            case, f"{outside} ids of d2t lie outside vocab_size {vocab}", "get d2t of the run that trained this head"
+        )
     if case.t2d is None:
         parts, ids = _rising(parts, ids, changes)
         mask = bytearray(vocab)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from opsctl.agent.protocol import AgentError, Call, Context, Reply
-from opsctl.drafter.settings import Settings, lift_speculators
+from opsctl.drafter.settings import Settings, of_drafter
 from opsctl.errors import OpsctlError, RemoteError, UsageError
 
 Reader = Callable[[Call], Reply]
@@ -99,10 +99,7 @@ class Folder:
     @property
     def settings(self) -> Settings | None:
         """The config, a speculators one lifted to the flat layout."""
-        if self.raw_config is None:
-            return None
-        plain = Settings(self.raw_config)
-        return Settings(lift_speculators(self.raw_config)) if plain.speculators else plain
+        return None if self.raw_config is None else of_drafter(self.raw_config)
 
     @property
     def convert_command(self) -> str:

@@ -129,7 +129,8 @@ def norm_before_fc(s: Settings, version: Version) -> bool:
 
 def load(tensors: Iterable[Tensor], s: Settings, version: Version) -> Loaded:
     """Load `tensors`, in order, into the class that `s` names."""
-    wanted = slots(s, version)
+    tensors = list(tensors)
+    wanted = _fused(slots(s, version), {slot_name(t.name, s.mla, version) for t in tensors})
     filled: dict[str, Filled] = {}
     unused = []
     d2t = t2d = None
@@ -153,18 +154,12 @@ def load(tensors: Iterable[Tensor], s: Settings, version: Version) -> Loaded:
 def slot_name(name: str, mla: bool, version: Version) -> str:
     """The slot a checkpoint name reaches, in the style of `Slot.name`; empty when it reaches none."""
     if mla:
-        if name == "d2t" or name.endswith(".d2t"):
-            return "d2t"
-        if name == "t2d" or name.endswith(".t2d"):
-            return "t2d"
-        return re.sub(r"^layers\.0\.", "midlayer.", name)
+        return mapping_name(name, mla) or re.sub(r"^layers\.0\.", "midlayer.", name)
     if version in v.LAYERS_0_NAMES:
         for old, new in _RENAMED.items():
             name = name.replace(old, new)
-    if "d2t" in name:
-        return "d2t"
-    if "t2d" in name:
-        return "t2d"
+    if kind := mapping_name(name, mla):
+        return kind
     if name.startswith("model."):
         name = name.removeprefix("model.")
         if name.startswith("lm_head."):
@@ -172,6 +167,32 @@ def slot_name(name: str, mla: bool, version: Version) -> str:
     if version in v.LAYERS_0_NAMES:
         return re.sub(r"^layers\.0\.", "midlayer.", name)
     return name
+
+
+def mapping_name(name: str, mla: bool) -> str:
+    """`d2t` or `t2d` when the class takes the tensor for that table, else nothing."""
+    kinds = ("d2t", "t2d")
+    return next((kind for kind in kinds if (name.split(".")[-1] == kind if mla else kind in name)), "")
+
+
+def _fused(wanted: dict[str, Slot], names: set[str]) -> dict[str, Slot]:
+    """`wanted` with one slot for several where the checkpoint has them joined, as the server's own parameters are."""
+    for name in names:
+        for whole, parts in _FUSED.items():
+            slots_of = [wanted.get(name.replace(whole, part)) for part in parts] if whole in name else []
+            found = [slot for slot in slots_of if slot is not None]
+            if found and len(found) == len(parts):
+                rows = sum(slot.shape[0] for slot in found)
+                joined = Slot(name, (rows, found[0].shape[1]), How.COLUMN, " + ".join(slot.why for slot in found))
+                gone = {slot.name for slot in found}
+                wanted = {key: slot for key, slot in wanted.items() if key not in gone} | {name: joined}
+    return wanted
+
+
+_FUSED = {
+    "self_attn.qkv_proj.": ("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
+    "mlp.gate_up_proj.": ("mlp.gate_proj.", "mlp.up_proj."),
+}
 
 
 def fit(slot: Slot, shape: tuple[int, ...]) -> Fit:

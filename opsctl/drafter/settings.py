@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 LLAMA: Final = "LlamaForCausalLMEagle3"
@@ -20,6 +22,23 @@ _DTYPES = {
 # hf_transformers_utils.py CONTEXT_LENGTH_KEYS, in the order they are looked at.
 _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 _ROPE_DEFAULT = 10000.0
+# transformers 5 gives these kinds of scaling an original length, so their factor is not used (modeling_rope_utils.py).
+_WITH_ORIGINAL = ("yarn", "llama3", "longrope")
+# What transformers takes where a key is absent: LlamaConfig and DeepseekV3Config, which also reads kimi_k2.
+_LLAMA_DEFAULTS = MappingProxyType({
+    "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "vocab_size": 32000,
+})  # fmt: skip
+_DEEPSEEK_DEFAULTS = MappingProxyType({
+    "hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 128, "num_hidden_layers": 61,
+    "vocab_size": 129280, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+})  # fmt: skip
+_DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
+    {"llama": _LLAMA_DEFAULTS, "deepseek_v3": _DEEPSEEK_DEFAULTS, "kimi_k2": _DEEPSEEK_DEFAULTS}
+)
+# Names that SGLang has a class for; those of other engines' drafters (Eagle3LlamaForCausalLM, ...) it has not.
+_SERVED = re.compile(r"(?!Eagle).+For(CausalLM|ConditionalGeneration)(NextN|Eagle)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +51,17 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A config.json with typed access. `raw` holds text of unknown origin: escape before printing."""
+    """A config.json with typed access. `raw` holds text of unknown origin: escape before printing.
+
+    `defaults`: what the config class takes for keys that are absent.
+    """
 
     raw: Mapping[str, Any]
+    defaults: Mapping[str, int] = field(default_factory=dict)
 
     def integer(self, key: str, default: int | None = None) -> int | None:
-        """An integer key; `default` when absent, null or no integer."""
-        value = self.raw.get(key)
+        """An integer key; the class's default when absent; `default` when there is none, or for null or no integer."""
+        value = self.raw.get(key, self.defaults.get(key))
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
     def text(self, key: str) -> str:
@@ -51,8 +74,17 @@ class Settings:
 
     @property
     def architecture(self) -> str:
-        names = self.raw.get("architectures")
-        return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        """The class that is built: of several the first one that SGLang has (models/registry.py)."""
+        given = self.raw.get("architectures")
+        names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        texts = [name for name in names if isinstance(name, str)]
+        served = (name for name in texts if name in (LLAMA, MLA) or _SERVED.fullmatch(name))
+        return next(served, texts[0] if texts else "")
+
+    @property
+    def has_class(self) -> bool:
+        """Whether SGLang has a class of that name, be it one for whole models."""
+        return self.architecture in (LLAMA, MLA) or _SERVED.fullmatch(self.architecture) is not None
 
     @property
     def mla(self) -> bool:
@@ -65,7 +97,7 @@ class Settings:
     @property
     def dtype_named(self) -> str:
         value = self.raw.get("dtype") or self.raw.get("torch_dtype") or ""
-        return value.removeprefix("torch.") if isinstance(value, str) else ""
+        return value if isinstance(value, str) else ""
 
     @property
     def dtype(self) -> str:
@@ -73,12 +105,12 @@ class Settings:
         named = _DTYPES.get(self.dtype_named, "float32")
         return "float16" if named == "float32" else named
 
-    @property
-    def context_length(self) -> int:
+    def context_length(self, reads_parameters: bool) -> int:
         """The length SGLang derives (hf_transformers_utils.py get_context_length)."""
-        scaling = self.section("rope_scaling")
+        scaling = self.rope_section(reads_parameters)
         factor: Any = scaling.get("factor", 1)
-        if "original_max_position_embeddings" in scaling or scaling.get("rope_type") == "llama3":
+        filled = reads_parameters and scaling.get("rope_type", scaling.get("type")) in _WITH_ORIGINAL
+        if "original_max_position_embeddings" in scaling or scaling.get("rope_type") == "llama3" or filled:
             factor = 1
         if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < 1e6:
             factor = 1
@@ -90,14 +122,18 @@ class Settings:
 
     def rope(self, reads_parameters: bool) -> Rope:
         """Rope for readers that know `rope_parameters` (transformers 5) or do not."""
-        source = dict(self.section("rope_scaling"))
+        source = self.rope_section(reads_parameters)
         theta = self.raw.get("rope_theta")
-        if reads_parameters and self.section("rope_parameters"):
-            source = dict(self.section("rope_parameters"))
+        if reads_parameters:
             theta = source.get("rope_theta", theta)
         kind = source.get("rope_type", source.get("type", "default"))
         known = float(theta) if isinstance(theta, int | float) and not isinstance(theta, bool) else None
         return Rope(known, kind if isinstance(kind, str) else "default")
+
+    def rope_section(self, reads_parameters: bool) -> Mapping[str, Any]:
+        """Where rope is described. transformers 5 takes rope_scaling before rope_parameters when both are given."""
+        scaling = self.section("rope_scaling")
+        return scaling or self.section("rope_parameters") if reads_parameters else scaling
 
     # What the drafter classes build from. Names of tensors and shapes: llama_eagle3.py, kimi_k25_eagle3.py.
 
@@ -123,8 +159,7 @@ class Settings:
 
     @property
     def layers(self) -> int:
-        value = self.integer("num_hidden_layers", 1)
-        return 1 if value is None else value
+        return self.integer("num_hidden_layers") or 0
 
     @property
     def vocab(self) -> int:
@@ -181,6 +216,13 @@ class Settings:
             return self
         inner = Settings(text)
         return inner if inner.dtype_named else Settings({**text, "dtype": self.dtype_named})
+
+
+def of_drafter(raw: Mapping[str, Any]) -> Settings:
+    """The settings of a drafter, a speculators config lifted to the flat layout."""
+    flat = lift_speculators(raw) if Settings(raw).speculators else raw
+    kind = flat.get("model_type")
+    return Settings(flat, _DEFAULTS.get(kind, {}) if isinstance(kind, str) else {})
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

@@ -67,7 +67,7 @@ def _target(case: Case) -> str:
     assert case.target is not None and case.text is not None
     text, serving = case.text, case.serving
     name = one_line(case.target.architecture or "target", 60)
-    context = serving.context_length or text.context_length
+    context = serving.context_length or text.context_length(reads_parameters=True)
     return (
         f"for {name}: {text.layers} layers, hidden {text.hidden}, vocabulary {text.vocab}, {text.dtype}"
         f" · tp {serving.tp} · context {context}"

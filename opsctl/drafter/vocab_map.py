@@ -15,8 +15,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
-_INTEGERS = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "U16": "H", "U32": "I", "U64": "Q", "BOOL": "B"}
-NEAR_CERTAIN = 1e-6
+INTEGERS = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "U16": "H", "U32": "I", "U64": "Q", "BOOL": "B"}
+NEAR_CERTAIN = 1e-3
 
 
 class Kind(Enum):
@@ -67,7 +67,7 @@ def fingerprint(ids: Sequence[int]) -> str:
 
 def decode(data: bytes, dtype: str) -> array[int] | None:
     """The integers of a table, None when its dtype is no integer one."""
-    code = _INTEGERS.get(dtype)
+    code = INTEGERS.get(dtype)
     if code is None:
         return None
     values = array(code)

@@ -293,6 +293,48 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
         "quantization",
         always(SG),
     ),
+    "vocabulary left out": (without("vocab_size"), "vocab-size", always(SG)),
+    "number of layers as text": (config(num_hidden_layers="1"), "num-hidden-layers", always(LE)),
+    "no kv heads": (config(num_key_value_heads=0), "config-keys", always(LE)),
+    "head_dim as text": (config(head_dim="12"), "config-keys", always(LE)),
+    "whole rms_norm_eps": (config(rms_norm_eps=0), "config-types", "ok load-error load-error"),
+    "tie_word_embeddings null": (config(tie_word_embeddings=None), "config-types", "ok load-error load-error"),
+    "rope_theta null": (config(rope_theta=None), "config-types", always(LE)),
+    "rope_scaling as text": (config(rope_scaling="yarn"), "config-types", always(LE)),
+    "rope_scaling empty": (config(rope_scaling={}), "rope-scaling", "load-error ok ok"),
+    "quantization_config null": (config(quantization_config=None), "config-types", "load-error ok ok"),
+    "another activation": (config(hidden_act="gelu"), "config-types", always(LE)),
+    "dtype as torch prints it": (config(torch_dtype="torch.bfloat16"), "config-types", always(LE)),
+    "kimi_k2 config": (config(model_type="kimi_k2"), "config-readable", "load-error ok ok"),
+    "trainer's model_type": (config(model_type="eagle3"), "config-readable", always(LE)),
+    "class of the target's MTP layer": (
+        config(architectures=["DeepseekV3ForCausalLMNextN"]),
+        "architecture",
+        always(LE),
+    ),
+    "plain class first": (
+        config(architectures=["LlamaForCausalLM", "LlamaForCausalLMEagle3"]),
+        "architecture",
+        always(LE),
+    ),
+    "target_hidden_size 0": (config(target_hidden_size=0), "target-hidden-size", always(LE)),
+    "use_aux_hidden_state null": (
+        config(eagle_config={"use_aux_hidden_state": None}),
+        "use-aux-hidden-state",
+        always(SG),
+    ),
+    "aux layer before the first": (
+        config(eagle_config={"eagle_aux_hidden_state_layer_ids": [-1, 29, 57]}),
+        "aux-layers",
+        always(RT),
+    ),
+    "d2t unsigned": (lambda m: m.tensors["d2t"].__setattr__("dtype", "U64"), "d2t-dtype", always(LE)),
+    "d2t in a float of 8 bits": (
+        table(lambda m: Raw("F8_E4M3", [m.dims.draft], bytes(m.dims.draft))),
+        "d2t-dtype",
+        always(LE),
+    ),
+    "d2t a single number": (table(lambda m: Raw("I64", [], bytes(8))), "d2t-shape", always(LE)),
     "NaN in the head": (payload("lm_head.weight", lambda b: b"\xc0\x7f" + b[2:]), "payload-nan", always(SG)),
     "infinity": (payload("fc.weight", lambda b: b[:-2] + b"\x80\xff"), "payload-nan", always(SG)),
     "zeros in fc": (payload("fc.weight", lambda b: bytes(len(b))), "payload-zero", always(SG)),
@@ -374,18 +416,80 @@ def test_multimodal_target_is_read_in_its_text_config(judged: Judge) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "original", "expected"), [(64.0, None, OK), (64.0, 2048, LE), (2.0, None, LE)], ids=str
+    ("scaling", "expected", "short"),
+    [
+        ({"rope_type": "linear", "factor": 64.0}, "ok ok", "ok ok"),
+        ({"rope_type": "linear", "factor": 2.0}, "load-error load-error", "ok ok"),
+        # transformers 5 adds the original length, which ends the factor; before, its absence is a KeyError.
+        ({"rope_type": "yarn", "factor": 64.0}, "load-error load-error", "load-error ok"),
+        (
+            {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 2048},
+            "load-error load-error",
+            "ok ok",
+        ),
+    ],
+    ids=["linear", "too short", "yarn", "yarn with its original length"],
 )
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_context_length_is_derived_as_the_server_does(
-    factor: float, original: int | None, expected: str, judged: Judge
+    scaling: dict[str, object], expected: str, short: str, key: str, judged: Judge
 ) -> None:
     made = build.specforge()
-    scaling = {"rope_type": "yarn", "factor": factor} | (
-        {"original_max_position_embeddings": original} if original else {}
-    )
-    made.config |= {"max_position_embeddings": 2048, "rope_scaling": scaling}
-    assert outcomes(judged(made, "0.5.12")) == expected
-    assert outcomes(judged(made, "0.5.12", context_length=2048)) == OK
+    made.config |= {"max_position_embeddings": 2048, key: scaling}
+    if key == "rope_parameters":  # nothing before 0.5.10 reads it
+        expected, short = f"load-error {expected.split()[1]}", f"ok {short.split()[1]}"
+    assert outcomes(judged(made, "0.5.9,0.5.12")) == expected
+    assert outcomes(judged(made, "0.5.9,0.5.12", context_length=2048)) == short
+
+
+def joined(whole: str, *parts: str) -> Callable[[Drafter], None]:
+    """Several projections in one tensor, as the server keeps them."""
+
+    def apply(made: Drafter) -> None:
+        found = [made.tensors.pop(part) for part in parts]
+        shape = [sum(t.shape[0] for t in found), found[0].shape[1]]
+        made.tensors[whole] = Raw("BF16", shape, b"".join(t.data for t in found))
+
+    return apply
+
+
+ATTENTION, MLP = "midlayer.self_attn.", "midlayer.mlp."
+# Unusual, and no fault: the server takes it.
+HARMLESS: dict[str, Callable[[Drafter], None]] = {
+    "joined projections": lambda m: (
+        joined(f"{ATTENTION}qkv_proj.weight", *(f"{ATTENTION}{p}_proj.weight" for p in "qkv"))(m),
+        joined(f"{MLP}gate_up_proj.weight", f"{MLP}gate_proj.weight", f"{MLP}up_proj.weight")(m),
+    ),
+    "d2t.weight": rename("d2t", "d2t.weight"),
+    "d2t in int32": table(
+        lambda m: Raw("I32", [m.dims.draft], array("i", [v - i for i, v in enumerate(ids(m))]).tobytes())
+    ),
+    "t2d in bytes": lambda m: m.tensors["t2d"].__setattr__("dtype", "U8"),
+    "t2d in int64": lambda m: m.tensors.update(
+        t2d=Raw("I64", [m.dims.vocab], array("q", list(m.tensors["t2d"].data)).tobytes())
+    ),
+    "the first ids only": lambda m: m.tensors.update(
+        d2t=build.offsets(range(m.dims.draft)), t2d=build.mask(range(m.dims.draft), m.dims.vocab)
+    ),
+    "own width named": config(target_hidden_size=48),
+    "class name as text": config(architectures="LlamaForCausalLMEagle3"),
+    "an unknown class first": config(architectures=["Other", "LlamaForCausalLMEagle3"]),
+    "larger intermediate size": config(intermediate_size=160),
+    "intermediate size left out": without("intermediate_size"),
+    "no eagle_config keys": config(eagle_config={}),
+    "fc bias": lambda m: (config(bias=True)(m), tensor("fc.bias", 48)(m)),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_the_server_takes_is_no_fault(name: str, judged: Judge) -> None:
+    made = build.specforge()
+    HARMLESS[name](made)
+    found = judged(made)
+    assert alarms(found) == []
+    assert outcomes(found) == always(OK)
+    assert found.case.mapping is not None
+    assert found.case.mapping.sound
 
 
 def test_config_that_is_no_json(tmp_path: Path, judged: Judge) -> None:

@@ -32,6 +32,7 @@ CHECKS = (
     Check((36,), "shards of the index are there", files.shards, "model_loader/weight_utils.py; #32279"),
     Check((1,), "speculative algorithm", config.algorithm, "llama_eagle3.py forward; #21272"),
     Check((5, 6, 7), "keys of the class", config.keys, "llama_eagle3.py __init__; EAGLE #214, TensorRT-LLM #6492"),
+    Check((3,), "values of the keys", config.types, "transformers 5 configs; llama.py, rotary_embedding"),
     Check((10,), "head not tied", config.tied, "llama_eagle3.py __init__; AngelSlim #16"),
     Check((20,), "hidden states used", config.aux_switch, "eagle_worker.py"),
     Check((28, 29, 30), "features of the trainer", config.features, "llama_eagle3.py; #24663, #32334"),

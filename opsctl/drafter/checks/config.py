@@ -11,6 +11,7 @@ from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
 
 _NEEDED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_MAY_BE_NULL = ("num_key_value_heads", "head_dim")
 _NEEDED_MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -48,9 +49,7 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
         )
         return
     else:
-        crash = (
-            "the generic class is built and dies on hot_token_id" if name == "LlamaForCausalLM" else "model not found"
-        )
+        crash = "no EAGLE-3 drafter; the class is built and dies on hot_token_id" if draft.has_class else "not found"
         detail, remedy = f"{name[:80]}: {crash}", f'"architectures": ["{LLAMA}"]'
     yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
 
@@ -62,6 +61,11 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
         return
     needed = _NEEDED + (_NEEDED_MLA if draft.mla else ())
     bad = [key for key in needed if (draft.integer(key) or 0) <= 0]
+    bad += [key for key in _MAY_BE_NULL if draft.raw.get(key) is not None and (draft.integer(key) or 0) <= 0]
+    absent = [key for key in needed if key not in draft.raw and key not in bad]
+    if absent:
+        detail = ", ".join(f"{key} = {draft.integer(key)}" for key in absent)
+        yield Finding("config-keys", Verdict.NOTE, absent[0], f"absent, so transformers takes its default: {detail}")
     if bad:
         detail = f"no positive integer: {', '.join(f'{key}={draft.raw.get(key)!r:.40}' for key in bad)}"
         yield Finding(
@@ -87,15 +91,54 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
     if ids is not None and draft.aux_ids is None:
         detail, key = f"{ids!r:.60}: not a list of whole numbers", "eagle_config.eagle_aux_hidden_state_layer_ids"
         yield Finding("aux-layers", Verdict.LOAD_ERROR, key, detail, "list the layer numbers")
-    if draft.layers != 1 and (draft.mla or version not in v.MULTI_LAYER):
+    if draft.layers < 1 or (draft.layers > 1 and (draft.mla or version not in v.MULTI_LAYER)):
         limit = "this class has one layer" if draft.mla else f"several layers need SGLang {v.MULTI_LAYER.since}"
-        detail = f"{draft.layers}: ValueError 'EAGLE3 currently only supports 1 layer'; {limit}"
+        given = "" if "num_hidden_layers" in draft.raw else " (absent, so the default of transformers)"
+        detail = f"{draft.layers}{given}: ValueError 'EAGLE3 currently only supports 1 layer'; {limit}"
         yield Finding("num-hidden-layers", Verdict.LOAD_ERROR, "num_hidden_layers", detail)
-    if not draft.mla and "target_hidden_size" in draft.raw and draft.raw["target_hidden_size"] is None:
-        detail = "null: the width of fc is computed from it, TypeError"
+    if not draft.mla and "target_hidden_size" in draft.raw and (draft.integer("target_hidden_size") or 0) <= 0:
+        detail = f"{draft.raw['target_hidden_size']!r:.40}: the width of fc is computed from it"
         yield Finding(
             "target-hidden-size", Verdict.LOAD_ERROR, "target_hidden_size", detail, "remove the key, or give the number"
         )
+
+
+def types(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 3: values of a kind that the config class or the drafter class does not take."""
+    draft = case.draft
+    if draft is None or not case.builds(version):
+        return
+    strict = version in v.TRANSFORMERS_5
+    for key, (allowed, wanted, before) in _TYPES.items():
+        if key in draft.raw and type(draft.raw[key]) not in allowed and (strict or before):
+            detail = f"{draft.raw[key]!r:.60}: {wanted} is expected, TypeError"
+            yield Finding("config-types", Verdict.LOAD_ERROR, key, detail, f"correct {key}")
+    activation = draft.raw.get("hidden_act", "silu")
+    if activation != "silu":
+        detail = f"{activation!r:.40}: ValueError 'Only silu is supported for now'"
+        yield Finding("config-types", Verdict.LOAD_ERROR, "hidden_act", detail, "train with silu, or serve with vLLM")
+    named = draft.dtype_named
+    if named and named not in _TORCH_NAMES:
+        detail = f"{named[:40]!r}: torch has no such type of floats, AttributeError"
+        remedy = 'name it as "bfloat16"'
+        yield Finding("config-types", Verdict.LOAD_ERROR, "torch_dtype", detail, remedy)
+    if not strict and draft.raw.get("quantization_config", {}) is None:
+        detail = f"null: transformers before 5 (SGLang before {v.TRANSFORMERS_5.since}) asks it for to_dict"
+        yield Finding("config-types", Verdict.LOAD_ERROR, "quantization_config", detail, "remove the key")
+
+
+_NONE = type(None)
+# Kinds a key may be of, in words, and whether readers before transformers 5 stop at others too.
+_TYPES: dict[str, tuple[tuple[type, ...], str, bool]] = {
+    "rms_norm_eps": ((float,), "a number with a decimal point", False),
+    "tie_word_embeddings": ((bool,), "true or false", False),
+    "attention_bias": ((bool,), "true or false", False),
+    "mlp_bias": ((bool,), "true or false", False),
+    "rope_theta": ((int, float), "a number", True),
+    "rope_scaling": ((dict, _NONE), "an object", True),
+    "rope_parameters": ((dict, _NONE), "an object", False),
+}
+_TORCH_NAMES = frozenset({"bfloat16", "float16", "half", "float32", "float", "float64", "double"})
 
 
 def _eagle_section(case: Case, version: Version) -> Iterator[Finding]:
@@ -137,12 +180,13 @@ def tied(case: Case, version: Version) -> Iterator[Finding]:
 
 def aux_switch(case: Case, version: Version) -> Iterator[Finding]:
     """Row 20: hidden states must be used."""
-    if case.draft is not None and case.draft.eagle.get("use_aux_hidden_state", True) in (False, 0):
+    if case.draft is not None and not case.draft.eagle.get("use_aux_hidden_state", True):
         yield Finding(
             "use-aux-hidden-state",
             Verdict.SILENT_GARBAGE,
             "eagle_config.use_aux_hidden_state",
-            "false: the target captures nothing and fc is skipped, accept len about 1.00",
+            f"{case.draft.eagle['use_aux_hidden_state']!r:.20}: the target captures nothing and fc is skipped,"
+            " accept len about 1.00",
             '"use_aux_hidden_state": true in eagle_config',
         )
 

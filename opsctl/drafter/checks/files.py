@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -141,6 +142,23 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
         )
         remedy = folder.convert_command
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
-    elif not isinstance(folder.raw_config.get("model_type"), str):
+    else:
+        yield from _model_type(folder.raw_config.get("model_type"), version, case)
+
+
+def _model_type(kind: object, version: Version, case: Case) -> Iterator[Finding]:
+    remedy = '"model_type": "llama"'
+    if not isinstance(kind, str) or not kind:
         detail = "no model_type: AutoConfig raises ValueError"
-        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, 'add "model_type": "llama"')
+        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
+    elif kind == "kimi_k2" and version not in v.KIMI_K2_CONFIG and case.class_known(version):
+        detail = f"kimi_k2: AutoConfig raises ValueError, SGLang before {v.KIMI_K2_CONFIG.since} has no such config"
+        remedy += f" for a drafter with a llama layer, or SGLang {v.KIMI_K2_CONFIG.since}"
+        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
+    elif _NO_CONFIG.search(kind):
+        detail = f"{kind[:40]}: transformers has no such config, AutoConfig raises ValueError"
+        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
+
+
+# Names that training code gives its drafters.
+_NO_CONFIG = re.compile("eagle|speculat|draft", re.IGNORECASE)

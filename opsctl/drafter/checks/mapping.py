@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opsctl.drafter.case import Case
+from opsctl.drafter.folder import Tensor
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
-from opsctl.drafter.vocab_map import Decision, Kind, fingerprint
+from opsctl.drafter.vocab_map import INTEGERS, Decision, Kind, fingerprint
 
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+_UNSIGNED = frozenset({"U16", "U32", "U64"})
 _EFFECT = {
     Kind.ABSOLUTE: "absolute target ids, but SGLang adds arange to them",
     Kind.ROW_ORDER: "rows of lm_head were trained in rising id order: each row out of place drafts the wrong token",
@@ -39,6 +42,8 @@ def mapping(case: Case, version: Version) -> Iterator[Finding]:
     if case.mapping is None:
         yield from _not_a_table(case)
         return
+    if d2t.dtype in _UNSIGNED:
+        yield _unaddable(d2t)
     yield from _judged(case, case.mapping, size)
 
 
@@ -50,7 +55,7 @@ def _head_rows(draft: Settings) -> int:
 def _not_a_table(case: Case) -> Iterator[Finding]:
     d2t = case.d2t
     assert d2t is not None
-    if d2t.dtype.startswith(("F", "BF")):
+    if d2t.dtype in _FLOATS:
         yield Finding(
             "d2t-dtype",
             Verdict.RUNTIME_ERROR,
@@ -59,11 +64,21 @@ def _not_a_table(case: Case) -> Iterator[Finding]:
             " at the first draft step",
             "store d2t as I64 (a blanket .to(dtype) must skip it)",
         )
+    elif d2t.dtype not in INTEGERS:
+        yield _unaddable(d2t)
+    elif not d2t.shape:
+        detail = "a single number: its length is asked for, IndexError when it is loaded"
+        yield Finding("d2t-shape", Verdict.LOAD_ERROR, d2t.name, detail, "store d2t in one dimension")
     elif len(d2t.shape) != 1:
         detail = f"shape {list(d2t.shape)}: adding arange to it broadcasts, the indices have the wrong shape"
         yield Finding("d2t-shape", Verdict.RUNTIME_ERROR, d2t.name, detail, "store d2t in one dimension")
     elif case.table(d2t) is None:
         yield Finding("d2t-shape", Verdict.CUDA_ERROR, d2t.name, f"shape {list(d2t.shape)}: too large for a mapping")
+
+
+def _unaddable(d2t: Tensor) -> Finding:
+    detail = f"dtype {d2t.dtype}: torch cannot add it to arange, RuntimeError when it is loaded"
+    return Finding("d2t-dtype", Verdict.LOAD_ERROR, d2t.name, detail, "store d2t as I64")
 
 
 def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:

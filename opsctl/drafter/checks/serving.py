@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
+from opsctl.drafter.loader import mapping_name
 from opsctl.drafter.settings import rope_base
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
@@ -19,10 +21,12 @@ _VOCAB_PAD = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE
 def context(case: Case, version: Version) -> Iterator[Finding]:
     """Row 4: the drafter's context length against the server's."""
     draft, serving = case.draft, case.serving
-    wanted = serving.context_length or (case.text.context_length if case.text else None)
-    if draft is None or wanted is None or draft.context_length >= wanted:
+    reads = version in v.ROPE_PARAMETERS
+    wanted = serving.context_length or (case.text.context_length(reads) if case.text else None)
+    own = draft.context_length(reads) if draft is not None else 0
+    if draft is None or wanted is None or own >= wanted:
         return
-    detail = f"{draft.context_length}, the server's context length is {wanted}"
+    detail = f"{own}, the server's context length is {wanted}"
     if serving.overwrite_longer:
         detail += (
             "; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN overwrites it: acceptance falls beyond the trained length"
@@ -34,7 +38,7 @@ def context(case: Case, version: Version) -> Iterator[Finding]:
         Verdict.LOAD_ERROR,
         "max_position_embeddings",
         f"{detail}: ValueError after the target was loaded",
-        f"--context-length {draft.context_length}, or SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+        f"--context-length {own}, or SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
     )
 
 
@@ -80,10 +84,11 @@ def dtype(case: Case, version: Version) -> Iterator[Finding]:
         )
     if draft.section("quantization_config"):
         return
-    kinds = {t.dtype for name, t in case.tensors.items() if name.endswith(".weight")}
+    weights = [t for t in case.tensors.values() if t.name.endswith(".weight") and not mapping_name(t.name, draft.mla)]
+    kinds = {t.dtype for t in weights}
     odd = sorted(kinds - _FLOATS)
     if odd:
-        first = next(name for name, t in case.tensors.items() if t.dtype == odd[0] and name.endswith(".weight"))
+        first = next(t.name for t in weights if t.dtype == odd[0])
         detail = (
             f"weights in {', '.join(odd)} without a quantization_config: they are cast to numbers without their scales"
         )
@@ -156,6 +161,8 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
     draft = case.draft
     if draft is None:
         return
+    if version not in v.ROPE_PARAMETERS and case.builds(version):
+        yield from _scaling_keys(draft.section("rope_scaling"), draft.raw.get("rope_scaling") == {})
     seen = draft.rope(version in v.ROPE_PARAMETERS)
     meant = draft.rope(True)
     base, wanted = rope_base(seen), rope_base(meant)
@@ -199,6 +206,19 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
             " trained so, as many are"
         )
         yield Finding("rope-scaling", Verdict.NOTE, "rope_scaling", detail)
+
+
+def _scaling_keys(scaling: Mapping[str, Any], empty: bool) -> Iterator[Finding]:
+    """Keys that transformers 4 and the rotary embeddings cannot do without; transformers 5 fills them in."""
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if (scaling or empty) and kind is None:
+        lacks = "rope_type"
+    elif kind in ("yarn", "llama3") and "original_max_position_embeddings" not in scaling:
+        lacks = "original_max_position_embeddings"
+    else:
+        return
+    detail = f"no {lacks} in it: KeyError before SGLang {v.ROPE_PARAMETERS.since}"
+    yield Finding("rope-scaling", Verdict.LOAD_ERROR, "rope_scaling", detail, f"add {lacks}, or set rope_scaling null")
 
 
 def launch(case: Case, version: Version) -> Iterator[Finding]:

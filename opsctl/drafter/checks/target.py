@@ -94,6 +94,10 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if len(recorded) != count:
         yield _narrow(draft, layers, recorded, count, n)
         return
+    if 0 in layers and deepseek_like(text) and version not in v.LAYER_0_CAPTURE:
+        detail = f"captures the input of layer 0, which SGLang before {v.LAYER_0_CAPTURE.since} cannot: TypeError"
+        remedy = f"SGLang {v.LAYER_0_CAPTURE.since} or later"
+        yield Finding("aux-layers", Verdict.RUNTIME_ERROR, "aux hidden states", detail, remedy)
     yield _captured(layers)
     if ids is None:
         yield from _misplaced(draft, layers)
