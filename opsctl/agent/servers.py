@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import pids, serverargv, units
+from opsctl.agent import pids, serverargv, unitname
 from opsctl.agent.protocol import Context
 
 # Settings that bear on what a server does; none of them holds a secret.
@@ -64,7 +64,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         return None
     environment = _environment(pid)
     group = pids.group_of(pid)
-    unit, user_unit = units.of(group)
+    unit, user_unit = unitname.of(group)
     log = _log(pid)
     return {
         "pid": pid,

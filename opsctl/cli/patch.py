@@ -69,11 +69,13 @@ def check(
 
     reporting = Reporting("patch check", output, junit, summary, as_json)
     with reporting.errors():
+        _demand_class(for_target)
         extra = patchfiles.read(own) if own else patchfiles.Own()
         chosen = (*patchset.select(patches or (), target=for_target), *extra.states)
         found = load(here, str(tree), patchset.classes(chosen), patchset.files(chosen))
         tried = here(patching.trying(found.root, [d.text for d in extra.diffs]))
-        plan = patching.plan(found, chosen, *patching.tried([d.name for d in extra.diffs], tried))
+        wanted = patchset.for_target(found, chosen, None if patches else for_target)
+        plan = patching.plan(found, wanted, *patching.tried([d.name for d in extra.diffs], tried))
     report = plan.report
 
     def tell() -> None:
@@ -135,6 +137,7 @@ def sglang(
     """
     from opsctl.quantities import seconds
 
+    _demand_class(for_target)
     _demand_one_thing(status=status, revert=revert, as_json=as_json, commit=commit)
     try:
         wait = seconds(lock_wait)
@@ -177,6 +180,14 @@ def sglang(
     return play(options, Showing(output, diff, verbose, junit, summary, html))
 
 
+def _demand_class(name: str | None) -> None:
+    if name is not None and not name.isidentifier():
+        raise UsageError(
+            f"--for-target: {name!r} is not the name of a class",
+            hint="give what the target's config.json names under architectures",
+        )
+
+
 def _demand_one_thing(*, status: bool, revert: bool, as_json: bool, commit: str | None) -> None:
     if status and revert:
         raise UsageError("--status and --revert are two things", hint="--revert --check says what would be taken back")
@@ -187,6 +198,7 @@ def _demand_one_thing(*, status: bool, revert: bool, as_json: bool, commit: str 
 
 
 def _wanted(names: Sequence[str], tree: str | None, target: str | None, own: Path | None) -> Wanted:
+    import opsctl.report.patch_cases  # noqa: F401  what tells the answer is loaded while it is on its way
     from opsctl.cli.patch_hosts import Wanted, own_patches
 
     return Wanted(tuple(names), tree, target, *own_patches(own, names))

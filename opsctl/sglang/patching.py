@@ -103,7 +103,7 @@ def request(place: Place, names: Iterable[str] = (), target: str | None = None, 
     asked = trees.request("", [*classes, *([target] if target else [])], files).args
     del asked["everywhere"]
     more = {"root": place.root, "port": place.port, "model": place.model, "python": place.python, "path": place.path}
-    return Call("patching.look", {**asked, **more})
+    return Call("patchlook.look", {**asked, **more})
 
 
 def received(reply: Reply) -> Looked:
@@ -143,7 +143,7 @@ def chosen(
                 found += patchset.select([name])
         return tuple(found)
     if target:
-        return (*patchset.select((), target=target), *states)
+        return (*patchset.for_target(tree, patchset.select((), target=target), target), *states)
     if architectures and KIMI_K25.class_name not in architectures:
         about_others: Patch = _AnotherTarget(KIMI_K25, architectures[0])
         return (*wrappers, *(about_others if patch is KIMI_K25 else patch for patch in ALL), *states)

@@ -9,11 +9,11 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from opsctl.errors import Exit, UsageError
 from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
-from opsctl.sglang.patches.base import Settled
+from opsctl.sglang.patches.base import About, Settled
 from opsctl.sglang.patches.capture import Delegation
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.tree import SourceTree, unknown_class
@@ -112,6 +112,13 @@ def select(names: Sequence[str] = (), *, target: str | None = None) -> tuple[Pat
     return (KIMI_K25 if target == KIMI_K25.class_name else eagle3_capture(target), *about)
 
 
+def for_target(tree: SourceTree, patches: Sequence[Patch], target: str | None) -> tuple[Patch, ...]:
+    """`patches`, which `select` gave for a target; of a class that only some versions have there may be none here."""
+    if target != KIMI_K25.class_name or tree.classes.get(target):
+        return tuple(patches)
+    return tuple(_WithoutTarget(patch, target) if patch.name in _ABOUT_TARGET else patch for patch in patches)
+
+
 def judged_diff(name: str, answer: Mapping[str, Any]) -> Entry:
     """A unified diff on a tree, from what `diffing.attempt` said of it."""
     if answer["already"]:
@@ -151,25 +158,12 @@ def plan(tree: SourceTree, patches: Iterable[Patch]) -> Plan:
     and that of those before it still: a patch that does not keep its promise is a conflict.
     """
     chosen = tuple(patches)
-    report = status(tree, chosen)
-    entries = list(report.entries)
-    current = tree
-    applied: list[Patch] = []
-    for index, patch in enumerate(chosen):
-        if entries[index].status is not Status.NEEDED:
-            continue
-        try:
-            following = current.having(patch.rewrite(current))
-        except Settled as settled:
-            entries[index] = _entry(tree, patch.name, settled.finding)
-            continue
-        broken = _broken(following, [*applied, patch])
-        if broken:
-            entries[index] = _entry(tree, patch.name, broken)
-            continue
-        current = following
-        applied.append(patch)
-    result = Report(tree, tuple(entries))
+    entries = status(tree, chosen).entries
+    made = _made(tree, chosen, entries, each=False)
+    if _broken(made.tree, made.applied):
+        made = _made(tree, chosen, entries, each=True)  # which of them it is
+    current, applied = made.tree, made.applied
+    result = Report(tree, made.entries)
     if result.exit_code is Exit.CONFLICT:
         return Plan(result, (), ())
     edits = (
@@ -177,7 +171,36 @@ def plan(tree: SourceTree, patches: Iterable[Patch]) -> Plan:
         for path, data in sorted(current.files.items())
         if data != tree.files[path]
     )
-    return Plan(result, tuple(applied), tuple(edits))
+    return Plan(result, applied, tuple(edits))
+
+
+class _Made(NamedTuple):
+    """The tree as it is once patches were made on it, which these are, and how each patch stands."""
+
+    tree: SourceTree
+    applied: tuple[Patch, ...]
+    entries: tuple[Entry, ...]
+
+
+def _made(tree: SourceTree, patches: Sequence[Patch], found: Sequence[Entry], *, each: bool) -> _Made:
+    """Make the patches that are needed; with `each`, after each leave it out if anything is not as promised then."""
+    entries = list(found)
+    current = tree
+    applied: list[Patch] = []
+    for index, patch in enumerate(patches):
+        if entries[index].status is not Status.NEEDED:
+            continue
+        try:
+            following = current.having(patch.rewrite(current))
+        except Settled as settled:
+            entries[index] = _entry(tree, patch.name, settled.finding)
+            continue
+        if each and (broken := _broken(following, [*applied, patch])):
+            entries[index] = _entry(tree, patch.name, broken)
+            continue
+        current = following
+        applied.append(patch)
+    return _Made(current, tuple(applied), tuple(entries))
 
 
 class _AnyClass:
@@ -188,6 +211,28 @@ class _AnyClass:
 
     def look(self, tree: SourceTree) -> Finding:
         return Finding(Status.NOT_APPLICABLE, None, None, "is about one model class, and none was named")
+
+    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutTarget:
+    """A patch about a target class that the tree does not have."""
+
+    patch: Patch
+    target: str
+
+    @property
+    def name(self) -> str:
+        return self.patch.name
+
+    @property
+    def about(self) -> About:
+        return self.patch.about
+
+    def look(self, tree: SourceTree) -> Finding:
+        return Finding(Status.NOT_APPLICABLE, None, None, f"this tree has no class {self.target}")
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +54,7 @@ class Module:
     def imports(self) -> dict[str, tuple[str, str]]:
         """Name here -> (module file without suffix, name there), for what comes from the package."""
         found: dict[str, tuple[str, str]] = {}
-        for node in ast.walk(self.tree):
+        for node in _statements(self.tree):
             if isinstance(node, ast.ImportFrom):
                 module = _module_path(node, self.path)
                 if module:
@@ -94,6 +95,8 @@ class Method:
     def line(self) -> int:
         return self.node.lineno
 
+
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # where statements hold others
 
 _cache: dict[tuple[str, bytes], Module | NotPython] = {}
 
@@ -166,9 +169,37 @@ def find_method(tree: SourceTree, cls: ClassRef, name: str) -> Method | None:
     return None
 
 
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """`ast.walk`, in half its time."""
+    todo = deque([node])
+    while todo:
+        node = todo.popleft()
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                todo.extend([part for part in value if isinstance(part, ast.AST)])
+            elif isinstance(value, ast.AST):
+                todo.append(value)
+        yield node
+
+
+def mentioning(module: Module, word: str) -> Iterator[ast.AST]:
+    """Every node of the statements that mention `word`; the rest of a long file is passed over."""
+    lines = [number for number, line in enumerate(module.lines, 1) if word in line]
+    todo: list[ast.stmt] = list(module.tree.body)
+    while todo:
+        statement = todo.pop()
+        if not any(statement.lineno <= line <= (statement.end_lineno or line) for line in lines):
+            continue
+        if isinstance(statement, ast.ClassDef):
+            todo += statement.body
+        else:
+            yield from walk(statement)
+
+
 def assignments(function: Function, attribute: str | None = None) -> Iterator[tuple[str, ast.expr, int]]:
     """(attribute, value, line) of each `self.attribute = value` in a function."""
-    for node in ast.walk(function):
+    for node in walk(function):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -209,6 +240,16 @@ def _parse(path: str, data: bytes) -> Module | NotPython:
         return NotPython(path, 1, str(error))
     except (RecursionError, MemoryError):
         return NotPython(path, 1, "nested too deeply to be parsed")
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and every statement inside, expressions left out: most of a file is those. In `ast.walk`'s order."""
+    todo = deque([node])
+    while todo:
+        node = todo.popleft()
+        yield node
+        for name in _BLOCKS:
+            todo.extend(getattr(node, name, ()))
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from opsctl.sglang import symbols
 from opsctl.sglang.symbols import Function, Method, Module, NotPython, find_method, parse
 from opsctl.sglang.tree import SourceTree
 from opsctl.sglang.version import Release
@@ -120,7 +121,7 @@ def called_from(tree: SourceTree, method: Method, body: Iterable[ast.stmt], dept
 
 def walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for node in nodes:
-        yield from ast.walk(node)
+        yield from symbols.walk(node)
 
 
 def strings(nodes: Iterable[ast.AST]) -> list[ast.Constant]:

@@ -31,6 +31,7 @@ from opsctl.sglang.symbols import (
     find_class,
     find_method,
     resolve,
+    walk,
 )
 from opsctl.sglang.tree import KIMI, SourceTree
 from opsctl.sglang.version import Release
@@ -162,7 +163,7 @@ def language_model(tree: SourceTree, cls: ClassRef) -> Inner | None:
         return None
     built: dict[str, tuple[int, list[ClassRef]]] = {}
     for attribute, value, line in assignments(init.node):
-        for node in ast.walk(value):
+        for node in walk(value):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 made = resolve(tree, init.module, node.func.id, before=init.owner.node.lineno)
                 if made:
@@ -185,7 +186,7 @@ def _through_forward(tree: SourceTree, cls: ClassRef, inner: Inner) -> None:
     if forward is None:
         return
     target = f"self.{inner.attribute}"
-    for node in ast.walk(forward.node):
+    for node in walk(forward.node):
         if isinstance(node, ast.Call):
             handed = [*node.args, *(k.value for k in node.keywords)]
             if dotted(node.func) == target or any(dotted(a) == target for a in handed):
@@ -220,7 +221,7 @@ def _hands_on(function: Function, name: str) -> bool:
     arguments = function.args
     own = [a.arg for a in (*arguments.posonlyargs, *arguments.args)[1:]]
     aliases = _names_for_attributes(function)
-    for node in ast.walk(function):
+    for node in walk(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name):
             continue
         if not _of_self(node.func.value, aliases):
@@ -228,7 +229,7 @@ def _hands_on(function: Function, name: str) -> bool:
         starred = any(isinstance(a, ast.Starred) for a in node.args)
         given = [dotted(a) for a in node.args] + [dotted(k.value) for k in node.keywords]
         enough = starred or [g for g in given if g in own][: _PASSED[name]] == own[: _PASSED[name]]
-        returned = any(r.value and node in ast.walk(r.value) for r in ast.walk(function) if isinstance(r, ast.Return))
+        returned = any(r.value and node in walk(r.value) for r in walk(function) if isinstance(r, ast.Return))
         if enough and (returned or name != GET):
             return True
     return False
@@ -237,7 +238,7 @@ def _hands_on(function: Function, name: str) -> bool:
 def _names_for_attributes(function: Function) -> set[str]:
     """Local names that stand for an attribute of self: `lm = self.language_model`."""
     names: set[str] = set()
-    for node in ast.walk(function):
+    for node in walk(function):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if _of_self(value, names):
                 names.add(name)

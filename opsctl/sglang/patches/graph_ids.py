@@ -9,7 +9,7 @@ from functools import lru_cache
 from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable, origin
 from opsctl.sglang.patches.capture import CAPTURE
-from opsctl.sglang.symbols import Module, called_name, dotted, find_class, parse
+from opsctl.sglang.symbols import Module, called_name, dotted, find_class, mentioning, parse, walk
 from opsctl.sglang.tree import CAPTURE_SETUP, GRAPH_RUNNER, GRAPH_RUNNER_NEW, MODEL_RUNNER, SourceTree
 from opsctl.sglang.version import Release
 
@@ -79,10 +79,7 @@ class GraphLayerIds:
 def _plan(tree: SourceTree, runner: Module) -> list[splice.Edit]:
     """The edits of the model runner. Raises Settled where the configured ids cannot be found."""
     edits = [_with_ids(c, f"self.{_IDS}") for c in _calls(runner) if _is_bare(c)]
-    kept = any(
-        isinstance(n, ast.Assign) and any(dotted(t) == f"self.{_IDS}" for t in n.targets) for n in ast.walk(runner.tree)
-    )
-    return edits if kept else [*edits, *_read_first(tree, runner)]
+    return edits if _keeps_ids(runner) else [*edits, *_read_first(tree, runner)]
 
 
 def _read_first(tree: SourceTree, runner: Module) -> list[splice.Edit]:
@@ -91,9 +88,9 @@ def _read_first(tree: SourceTree, runner: Module) -> list[splice.Edit]:
     initialize = found[0].own("initialize") if len(found) == 1 else None
     block = capture = None
     for statement in initialize.body if initialize else ():
-        if any(isinstance(n, ast.Name) and n.id == _IDS for n in ast.walk(statement)):
+        if any(isinstance(n, ast.Name) and n.id == _IDS for n in walk(statement)):
             block = block or statement
-        if any(called_name(n) == "init_device_graphs" for n in ast.walk(statement)):
+        if any(called_name(n) == "init_device_graphs" for n in walk(statement)):
             capture = capture or statement
     if block is None or capture is None:
         raise conflict(
@@ -103,7 +100,7 @@ def _read_first(tree: SourceTree, runner: Module) -> list[splice.Edit]:
         )
     first, last = splice.first_line(runner, block), block.end_lineno or block.lineno
     moved = [runner.lines[n - 1].encode() for n in range(first, last + 1)]
-    uses = [n for n in ast.walk(block) if isinstance(n, ast.Name) and n.id == _IDS]
+    uses = [n for n in walk(block) if isinstance(n, ast.Name) and n.id == _IDS]
     for node in sorted(uses, key=lambda n: n.col_offset, reverse=True):
         line = moved[node.lineno - first]
         moved[node.lineno - first] = line[: node.col_offset] + b"self." + line[node.col_offset :]
@@ -121,9 +118,16 @@ def _read_first(tree: SourceTree, runner: Module) -> list[splice.Edit]:
     return [splice.Edit(place, place, code), splice.Edit((first, 0), (last + 1 + gap, 0), "")]
 
 
+@lru_cache(maxsize=64)
+def _keeps_ids(runner: Module) -> bool:
+    """Whether the model runner has the configured ids as an attribute."""
+    assigned = (n for n in mentioning(runner, _IDS) if isinstance(n, ast.Assign))
+    return any(dotted(target) == f"self.{_IDS}" for n in assigned for target in n.targets)
+
+
 @lru_cache(maxsize=64)  # the model runner is long, and looked through again and again
 def _calls(module: Module) -> tuple[ast.Call, ...]:
-    found = (n for n in ast.walk(module.tree) if isinstance(n, ast.Call) and called_name(n) == CAPTURE)
+    found = (n for n in mentioning(module, CAPTURE) if isinstance(n, ast.Call) and called_name(n) == CAPTURE)
     return tuple(sorted(found, key=lambda c: c.lineno))
 
 

@@ -1,0 +1,104 @@
+"""What bears on patching a source tree, in one look. Apart from `patching`, which is five times as long to send."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, Dict, List, Optional, Tuple
+
+from opsctl.agent import serverargv, servers, source
+from opsctl.agent.protocol import AgentError, Context, Reply
+
+_CONFIG_LIMIT = 4 << 20
+
+
+def look(
+    call: Context,
+    root: Optional[str],
+    files: List[str],
+    classes: Tuple[str, ...] = (),
+    exists: Tuple[str, ...] = (),
+    port: Optional[int] = None,
+    model: Optional[str] = None,
+    python: Optional[str] = None,
+    path: Optional[str] = None,
+) -> Reply:
+    """`source.gather` of the tree, with the servers of the host and what they import. Without `root`: the tree served.
+
+    The classes of the target's config.json are gathered too: `model`, or what the server on `port` serves.
+    `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
+    Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path]}.
+    """
+    found = servers.find(call)
+    serving = next((one for one in found if serverargv.port(one["argv"]) == port), None)
+    asking = _Imports(found, serving, python, path)  # interpreters take their time to start
+    asking.start()
+    if root is None:
+        asking.join()
+        root = _root_of(asking.imported) if asking.imported else None
+    if root is None:
+        raise AgentError(
+            "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
+        )
+    architectures = _architectures(model or (serverargv.value(serving["argv"], serverargv.MODEL) if serving else None))
+    reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
+    asking.join()
+    top = os.path.join(reply.result["root"], reply.result["prefix"])
+    paths = (entry["path"] for entry in reply.result["files"] if not entry["head"])
+    more = {
+        "servers": found,
+        "architectures": architectures,
+        "imported": os.path.realpath(asking.imported) if asking.imported else None,
+        "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
+    }
+    return Reply(dict(reply.result, **more), reply.body)
+
+
+class _Imports(threading.Thread):
+    """Finds out which package every server imports, and `imported`: the one that `serving` does, or `python` would."""
+
+    def __init__(
+        self, found: List[Dict[str, Any]], serving: Optional[Dict[str, Any]], python: Optional[str], path: Optional[str]
+    ) -> None:
+        super().__init__(daemon=True)
+        self.found, self.serving, self.python, self.path = found, serving, python, path
+        self.imported: Optional[str] = None
+
+    def run(self) -> None:
+        for server in self.found:
+            server.update(package=None, newest=None, newest_file=None)
+            servers.locate_one(server)
+        if self.serving:
+            self.imported = self.serving["package"]
+        elif self.python:
+            self.imported = servers.located(self.python, "/", _environment(self.path))
+
+
+def _writable(path: str) -> bool:
+    real = os.path.realpath(path)
+    return os.access(os.path.dirname(real), os.W_OK) or os.access(real, os.W_OK)
+
+
+def _root_of(package: str) -> str:
+    """The tree of a package folder: the checkout, where it is python/sglang, else the folder that contains it."""
+    above = os.path.dirname(os.path.realpath(package))
+    return os.path.dirname(above) if os.path.basename(above) == "python" else above
+
+
+def _architectures(model: Optional[str]) -> List[str]:
+    """The model classes that a folder's config.json names; none where it cannot be told."""
+    try:
+        with open(os.path.join(os.path.expanduser(model or ""), "config.json"), "rb") as stream:
+            told = json.loads(stream.read(_CONFIG_LIMIT))
+        return [str(name) for name in told["architectures"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _environment(path: Optional[str]) -> Dict[str, str]:
+    known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return dict(known, PYTHONPATH=path) if path else known
+
+
+CALLS = {"look": look}
