@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from typing import IO, Dict, List, NamedTuple, Optional
 
@@ -33,7 +32,7 @@ def run(
     call: Context, argv: List[str], seconds: float, env: Optional[Dict[str, str]] = None, keep: int = 32 << 20
 ) -> Ran:
     """Run `argv` for at most `seconds` (and the grace after it); both outputs together, at most `keep` bytes."""
-    with tempfile.TemporaryFile() as output:
+    with _unnamed() as output:
         began = time.monotonic()
         try:
             child = subprocess.Popen(
@@ -55,6 +54,26 @@ def run(
         else:
             _signal(child, signal.SIGKILL)  # what it may have left in its session
         return Ran(code, _read(output, keep), took, pid=child.pid)
+
+
+def program(name: str, path: str) -> Optional[str]:
+    """Where a program lies, looked for in the folders of `path`."""
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, name)
+        if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    return None
+
+
+def _unnamed() -> "IO[bytes]":
+    """A file without a name, in the folder for temporary ones."""
+    try:
+        handle = os.open(os.environ.get("TMPDIR") or "/tmp", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except (AttributeError, OSError):  # a system or file system that has no such files, or no such folder
+        import tempfile  # it takes long to load
+
+        return tempfile.TemporaryFile()
+    return os.fdopen(handle, "w+b")
 
 
 def _wait(call: Context, child: "subprocess.Popen[bytes]", deadline: float) -> Optional[int]:

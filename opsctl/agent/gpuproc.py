@@ -9,26 +9,23 @@ import time
 from typing import Any, Dict, Iterable, List, Optional, Set
 
 _TITLE = re.compile(r"sglang|sgl_diffusion")
+_GPU = re.compile(r"/dev/nvidia(\d|-uvm)")
 _SIGKILL_BIT = 1 << 8
 
 
 def table(root: str) -> List[Dict[str, Any]]:
-    """Every process that is not a kernel thread. Unreadable ones (ended meanwhile) are left out."""
-    boot = _boot_time(root)
-    ticks = os.sysconf("SC_CLK_TCK")
-    now = time.time()
-    found = []
-    for name in _names(os.path.join(root, "proc")):
-        if name.isdigit():
-            entry = _entry(os.path.join(root, "proc", name), int(name), boot, ticks, now)
-            if entry is not None:
-                found.append(entry)
-    return found
+    """Every process that is not a kernel thread, with what tells whether it is interesting: there may be thousands.
+
+    Unreadable ones (ended meanwhile) are left out.
+    """
+    pids = (int(name) for name in _names(os.path.join(root, "proc")) if name.isdigit())
+    return [entry for entry in (_entry(root, pid) for pid in pids) if entry is not None]
 
 
 def look(root: str, pid: int) -> Optional[Dict[str, Any]]:
-    """One process, None when there is none."""
-    return _entry(os.path.join(root, "proc", str(pid)), pid, 0.0, 1, 0.0)
+    """Everything about one process but its age, None when there is none."""
+    entry = _entry(root, pid)
+    return entry and dict(entry, **_details(root, entry, 0.0))
 
 
 def states(root: str, pids: Iterable[int]) -> Dict[int, str]:
@@ -51,8 +48,13 @@ def called(root: str, comm: str) -> Dict[int, str]:
     return found
 
 
-def interesting(entries: List[Dict[str, Any]], named: Set[int], records: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Those that hold a GPU, look like a worker, are named, belong to a server of `records`; and their parents."""
+def interesting(
+    root: str, entries: List[Dict[str, Any]], named: Set[int], records: List[Dict[str, Any]]
+) -> List[Dict[str, Any]]:
+    """Those that hold a GPU, look like a worker, are named, belong to a server of `records`; and their parents.
+
+    With everything about them.
+    """
     cgroups = [r["cgroup"] for r in records if r.get("cgroup")]
     sids = {r["sid"] for r in records if r.get("sid")}
     containers = [r["container"] for r in records if r.get("container")]
@@ -67,34 +69,39 @@ def interesting(entries: List[Dict[str, Any]], named: Set[int], records: List[Di
         if ours or e["holds_gpu"] or _TITLE.search(e["cmdline"]) or e["comm"].startswith("sglang"):
             wanted.add(e["pid"])
     wanted |= {by_pid[pid]["ppid"] for pid in wanted if pid in by_pid}
-    return [e for e in entries if e["pid"] in wanted]
+    boot = _boot_time(root)
+    return [dict(e, **_details(root, e, boot)) for e in entries if e["pid"] in wanted]
 
 
-def _entry(folder: str, pid: int, boot: float, ticks: int, now: float) -> Optional[Dict[str, Any]]:
+def _entry(root: str, pid: int) -> Optional[Dict[str, Any]]:
+    folder = os.path.join(root, "proc", str(pid))
     stat = _stat(folder)
     if stat is None or stat["ppid"] == 2 or pid == 2:
         return None
-    status = dict(line.split(":\t", 1) for line in _text(folder, "status").splitlines() if ":\t" in line)
-    started = boot + stat["ticks"] / ticks
-    pending = int(status.get("SigPnd", "0").strip() or "0", 16) | int(status.get("ShdPnd", "0").strip() or "0", 16)
     cgroup = _text(folder, "cgroup").strip().splitlines()
-    return {
-        "pid": pid,
-        "ppid": stat["ppid"],
-        "sid": stat["sid"],
-        "state": stat["state"],
-        "ticks": stat["ticks"],
-        "comm": stat["comm"],
-        "uid": int(status.get("Uid", "-1").split()[0]),
+    return dict(
+        stat,
+        pid=pid,
         # setproctitle overwrites argv and leaves NULs behind; of a long command line the front is enough.
-        "cmdline": _text(folder, "cmdline").replace("\0", " ").strip()[:300],
+        cmdline=_text(folder, "cmdline").replace("\0", " ").strip()[:300],
+        cgroup=cgroup[-1].split(":", 2)[-1] if cgroup else "",
+        holds_gpu=_holds_gpu(folder),
+    )
+
+
+def _details(root: str, entry: Dict[str, Any], boot: float) -> Dict[str, Any]:
+    """What is sent about a process besides. boot: when the host was started, 0 where that does not matter."""
+    folder = os.path.join(root, "proc", str(entry["pid"]))
+    status = dict(line.split(":\t", 1) for line in _text(folder, "status").splitlines() if ":\t" in line)
+    started = boot + entry["ticks"] / os.sysconf("SC_CLK_TCK")
+    pending = int(status.get("SigPnd", "0").strip() or "0", 16) | int(status.get("ShdPnd", "0").strip() or "0", 16)
+    return {
+        "uid": int(status.get("Uid", "-1").split()[0]),
         "exe": _link(folder, "exe"),
-        "cgroup": cgroup[-1].split(":", 2)[-1] if cgroup else "",
         "wchan": _text(folder, "wchan").strip(),
         "started": started,
-        "age": max(0.0, now - started) if boot else 0.0,
+        "age": max(0.0, time.time() - started) if boot else 0.0,
         "kill_pending": bool(pending & _SIGKILL_BIT),
-        "holds_gpu": _holds_gpu(folder),
     }
 
 
@@ -115,8 +122,8 @@ def _stat(folder: str) -> Optional[Dict[str, Any]]:
 
 
 def _holds_gpu(folder: str) -> bool:
-    names = _names(os.path.join(folder, "fd"))
-    return any(re.match(r"/dev/nvidia(\d|-uvm)", _link(os.path.join(folder, "fd"), name)) for name in names)
+    handles = folder + "/fd"
+    return any(_GPU.match(_link(handles, name)) for name in _names(handles))
 
 
 def _boot_time(root: str) -> float:
@@ -133,12 +140,20 @@ def _names(folder: str) -> List[str]:
 
 
 def _text(folder: str, name: str) -> str:
-    with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="replace") as stream:
-        return stream.read(65536)
-    return ""
+    try:  # without `open` and the like: there are thousands of files
+        handle = os.open(folder + "/" + name, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(handle, 65536).decode("utf-8", "replace")
+    except OSError:  # it ended meanwhile
+        return ""
+    finally:
+        os.close(handle)
 
 
 def _link(folder: str, name: str) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(os.path.join(folder, name))
-    return ""
+    try:
+        return os.readlink(folder + "/" + name)
+    except OSError:
+        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from typing import Dict, List, Optional, Tuple
 
@@ -30,7 +29,7 @@ def ask(
 ) -> detached.Ran:
     """What it says. `missing` where it is not installed; no code where it was given up after `seconds`."""
     path = (env or os.environ).get("PATH", os.defpath) + ("" if env else FOLDERS)
-    program = shutil.which(NAME, path=path)
+    program = detached.program(NAME, path)
     if program is None:
         return detached.Ran(None, "", 0.0, missing=True)
     return detached.run(call, [program, *words], seconds, env, keep)

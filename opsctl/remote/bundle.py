@@ -26,9 +26,10 @@ _AGENT = Path(__file__).parents[1] / "agent"  # not importlib.resources: it take
 _IMPORT = re.compile(r"^[ \t]*from opsctl\.agent(?:\.(\w+))? import (\([^)]*\)|[^\n#]+)", re.M)
 _DOCSTRING = re.compile(r'^([ \t]*)"""[^"]*(?:"(?!"")[^"]*)*"""[ \t]*$', re.M)
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.M)
-# What every agent needs of the standard library. Imported while its own source is still on the way, which is for a
-# round trip: on a slow host that saves 20 ms.
-_MEANWHILE = "os,zlib,json,typing,threading,contextlib,struct,signal,importlib.machinery,fcntl,hashlib,shutil"
+# What every agent needs of the standard library; and what many need besides, which is loaded while the agent's own
+# source is still on the way: on a long link that saves 20 ms, where nothing is to be waited for it would cost them.
+_NEEDED = "os,zlib,json,typing,threading,contextlib,struct,signal,importlib.machinery,fcntl"
+_MEANWHILE = "hashlib shutil subprocess"
 _TOO_OLD = 121  # exit status of the loader under a Python before 3.8
 
 
@@ -39,12 +40,14 @@ def command(size: int, python: str | None) -> str:
     shell of any kind, /bin/sh and perhaps sudo on its way.
     """
     loader = (
-        f"import sys;sys.version_info<(3,8) and sys.exit({_TOO_OLD});import {_MEANWHILE};"
+        f"import sys;sys.version_info<(3,8) and sys.exit({_TOO_OLD});import select,{_NEEDED};"
+        f"select.select([0],[],[],0)[0] or list(map(__import__,sys.argv[1:]));"
         f"i=os.fdopen(os.dup(0),str().join([chr(114),chr(98)]));exec(zlib.decompress(i.read({size})))"
     )
     candidates = shlex.quote(python) if python else " ".join(PYTHONS)
     script = (
-        f'for p in {candidates}; do command -v "$p" >/dev/null 2>&1 || continue; "$p" -I -S -c "{loader}"; r=$?; '
+        f'for p in {candidates}; do command -v "$p" >/dev/null 2>&1 || continue; '
+        f'"$p" -I -S -c "{loader}" {_MEANWHILE}; r=$?; '
         f'case $r in {_TOO_OLD}|126|127) ;; *) exit $r;; esac; done; echo "{NO_PYTHON}" >&2; exit 127'
     )
     return f"/bin/sh -c {shlex.quote(script)}"
