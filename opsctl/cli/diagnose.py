@@ -102,7 +102,7 @@ def _show(found: Diagnosis, seen: Seen) -> None:
     for j in found.hypotheses:
         if j.verdict is Verdict.CONFIRMED:
             typer.echo(f"confirmed    {j.id}: {j.claim}\n             predicts {j.predicts}")
-            for line in j.evidence or (j.seen,):
+            for line in (j.seen, *(text for text in j.evidence if text not in j.seen)):
                 typer.echo(f"             {printable(line)}")
     for j in found.hypotheses:
         if j.verdict is Verdict.UNDECIDABLE:

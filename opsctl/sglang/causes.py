@@ -88,11 +88,11 @@ def _hot_ids(e: Evidence) -> Condition:
     both = (e.source.d2t_offsets, e.source.hot_ids)
     broken = next((f for f in both if f.holds is False), None)
     fact = broken or next((f for f in both if f.holds is None), both[0])
-    return _from_source(fact, "opsctl patch sglang", "`d2t` is applied to drafted ids")
+    return _from_source(fact, _as_released(e), "`d2t` is applied to drafted ids")
 
 
 def _head(e: Evidence) -> Condition:
-    return _from_source(e.source.own_head, "opsctl patch sglang", "the worker leaves the drafter's own head alone")
+    return _from_source(e.source.own_head, _as_released(e), "the worker leaves the drafter's own head alone")
 
 
 def _graph_ids(e: Evidence) -> Condition:
@@ -154,6 +154,13 @@ def _unsuited(e: Evidence) -> Condition:
         "the wiring explains nothing worse",
         decide="compare workloads, and the figure in the drafter's model card; check that prompts are chat-templated",
     )
+
+
+def _as_released(e: Evidence) -> str:
+    """What no release since 0.4.8 does was changed by hand: go back to the commit, with the patches that are needed."""
+    if e.source.commit is None:
+        return "the files of the release: install SGLang anew, then `opsctl server restart`"
+    return f"opsctl patch sglang --commit {e.source.commit[:12]} --keep-local-changes save --restart"
 
 
 def _from_source(fact: SourceFact, remedy: str, sound: str) -> Condition:

@@ -60,7 +60,8 @@ GROUPS = (
     Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE),
     Group(_NAMES, "tensors have names that this loader drops without a word",
           ("tensor",), _GARBLES | _SLOWS, _LOW, _OF_OTHERS, converts=True),
-    Group("drafter-garbage", "the drafter's weights or config make it draft garbage", ("",), _GARBLES, _LOW),
+    Group("drafter-garbage", "the drafter's weights or config make it draft garbage",
+          ("",), _GARBLES, _LOW, ("--speculative-algorithm",)),
     Group("drafter-degraded", "the drafter's config loses acceptance", ("",), _SLOWS, _FAINT_OR_PARTIAL),
 )  # fmt: skip
 

@@ -44,6 +44,7 @@ NO_HEAD = DrafterFault("lm-head-missing", "silent-garbage", "lm_head.weight", "n
 NO_AUX = DrafterFault("use-aux-hidden-state", "silent-garbage", "eagle_config", "use_aux_hidden_state is false")
 ABSOLUTE = DrafterFault("d2t-kind", "runtime-error", "d2t", "absolute ids")
 IDENTITY = DrafterFault("d2t-kind", "silent-garbage", "d2t", "all zero")
+EAGLE = DrafterFault("algorithm", "silent-garbage", "--speculative-algorithm", "EAGLE: fc is skipped", "EAGLE3")
 ROPE = DrafterFault("rope-theta", "degraded", "rope_theta", "10000, the target has 50000")
 
 
@@ -84,6 +85,18 @@ def test_the_fault_is_named(evidence: Evidence, cause: str) -> None:
     assert found.cause.id == cause
     assert found.cause.remedy
     assert found.cause.effect
+
+
+def test_one_fault_that_two_looks_find_is_one_cause() -> None:
+    told = to_json(walked(at(1.0, flags=replace(EAGLE3, algorithm="EAGLE"), drafter=(EAGLE,))))
+    assert [h["id"] for h in told["hypotheses"] if h["verdict"] == "confirmed"] == ["algorithm-not-eagle3"]
+
+
+def test_source_that_was_changed_by_hand_is_mended_by_its_commit() -> None:
+    changed = replace(SOUND_SOURCE, own_head=SourceFact(False, "eagle_worker.py:160"), commit="8ebe89a4b45ae6a373f2")
+    found = walked(at(1.0, source=changed))
+    assert found.cause is not None
+    assert found.cause.remedy == "opsctl patch sglang --commit 8ebe89a4b45a --keep-local-changes save --restart"
 
 
 def test_nothing_is_named_for_a_good_drafter() -> None:
