@@ -83,6 +83,7 @@ def box(
     tmp_path: Path, sshd: Sshd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Box]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "operator"))
+    monkeypatch.chdir(tmp_path)  # a failed deploy keeps the logs below the folder it was started in
     found = Box(tmp_path, sshd, capsys)
     yield found
     found.types("server", "stop", "--yes", "--stop-wait", "10s")
