@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang lint format bench docs man capture-gpu clean
+.PHONY: help demo test test-sglang lint format bench docs man reference capture-gpu clean
 
 help:
 	@echo "make demo         deploy a good and a bad drafter on a practice host on this machine"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make bench        side-by-side benchmarks (root: it makes network namespaces)"
 	@echo "make docs         build the documentation site into site/"
+	@echo "make reference    write docs/reference/ anew from the program"
 	@echo "make man          write the manual page to docs/man/opsctl.1"
 	@echo "make capture-gpu  record this machine's GPU state as a test capture"
 
@@ -44,6 +45,9 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+reference: $(READY)
+	$(BIN)/python docs/reference.py
 
 man: $(READY)
 	@mkdir -p docs/man

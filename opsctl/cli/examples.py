@@ -8,6 +8,45 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "deploy": (
+        "opsctl deploy drafter ./my-drafter --check",
+        "opsctl deploy drafter ./my-drafter --host k25",
+    ),
+    "patch": (
+        "opsctl patch sglang --check --diff",
+        "opsctl patch sglang",
+        "opsctl patch check --tree ~/sglang",
+        "opsctl patch list",
+    ),
+    "drafter": (
+        "opsctl drafter check ./my-drafter --host k25",
+        "opsctl drafter stage ./my-drafter --host k25 --name draft",
+        "opsctl drafter compare ./old-drafter ./new-drafter",
+    ),
+    "server": (
+        "opsctl server status",
+        "opsctl server restart --host k25",
+        "opsctl server wait --host k25",
+    ),
+    "logs": (
+        "opsctl logs tail --host k25",
+        "opsctl logs summary --host k25",
+        "opsctl logs collect --host k25 --since 2h",
+        "opsctl logs redact < server.log > to-share.log",
+    ),
+    "inventory": (
+        "opsctl inventory check",
+        "opsctl inventory list --vars",
+        "opsctl inventory trust k25",
+    ),
+    "source": (
+        "opsctl source facts --tree ~/sglang",
+        "opsctl source grep 'def load_weights' --tree ~/sglang --glob '*eagle*.py'",
+    ),
+    "practice": (
+        "opsctl practice demo",
+        "opsctl practice host ./practice",
+    ),
     "patch check": (
         "opsctl patch check --tree ~/sglang",
         "opsctl patch check --tree ~/sglang --own patches --diff",

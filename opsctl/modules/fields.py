@@ -50,7 +50,12 @@ Mode = Annotated[int, BeforeValidator(_mode, json_schema_input_type=str)]
 Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=float | str)]
 HostPath = Annotated[str, AfterValidator(_path)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
-Statuses = Annotated[list[int], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+Statuses = Annotated[
+    list[int],
+    BeforeValidator(
+        lambda value: value if isinstance(value, list) else [value], json_schema_input_type=int | list[int]
+    ),
+]
 Text = str | Secret
 Public = Annotated[str, BeforeValidator(_public)]  # seen by others on the host: command lines, addresses
 
