@@ -62,3 +62,11 @@ def test_a_link_out_of_the_folder_is_refused_whatever_it_points_at(where: str, t
     found = judged(drafter)
     assert found.exit_code == 12
     assert "symbolic link" in found.findings[0].detail
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("adapter_config.json", "a LoRA adapter"), ("model.gguf", "only GGUF"), ("README.md", "missing")]
+)
+def test_a_folder_of_something_else_is_called_by_its_name(name: str, said: str, tmp_path: Path, judged: Judge) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    assert said in " ".join(f.detail for f in judged(tmp_path).findings)

@@ -50,6 +50,8 @@ def weights(case: Case, version: Version) -> Iterator[Finding]:
     folder = case.folder
     if not folder.containers:
         detail = "no *.safetensors and no *.bin file in the folder"
+        if any(file.name.endswith(".gguf") for file in folder.files):
+            detail += ", only GGUF, which holds no EAGLE-3 drafter that SGLang reads"
         yield Finding("weights", Verdict.LOAD_ERROR, "weights", detail, "copy the weight files into the folder")
         return
     if folder.pickled and case.draft is not None and case.draft.architecture.endswith("Eagle3"):
@@ -126,9 +128,10 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
     folder = case.folder
     if folder.raw_config is None:
         why = folder.config_problem.text if folder.config_problem else "missing"
-        yield Finding(
-            "config-readable", Verdict.LOAD_ERROR, "config.json", why, "correct config.json; it must be one JSON object"
-        )
+        remedy = "correct config.json; it must be one JSON object"
+        if any(file.name == "adapter_config.json" for file in folder.files):
+            why, remedy = f"{why}; with adapter_config.json this is a LoRA adapter", "name the folder of a draft model"
+        yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", why, remedy)
         return
     for key in folder.duplicate_keys:
         detail = f"the key {key[:80]!r} appears twice; readers take the last"
