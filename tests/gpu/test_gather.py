@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import gpu
+from opsctl.agent import gpu, gpupci
 from opsctl.gpu import state
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import State
@@ -265,3 +265,18 @@ def test_looking_makes_nothing_and_a_damaged_record_is_passed_over(
     (records / "b.json").write_text('{"sid": 3}')
     (records / "c.json").write_text(json.dumps(sound))
     assert [record["main_pid"] for record in gpu._started_here()] == [7]
+
+
+@pytest.mark.parametrize(("speed", "verdict"), [("5.0 GT/s PCIe", "fail"), ("32.0 GT/s PCIe", "pass")])
+def test_a_link_slow_under_load_is_looked_at_again(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, speed: str, verdict: str
+) -> None:
+    """A link that was just changing its speed is no fault; one that stays slow is."""
+    monkeypatch.setattr(gpupci, "_PAUSE", 0)
+    busy = re.sub(r"<gpu_util>\d+", "<gpu_util>98", H100)
+    host.replay(busy.replace("<current_link_gen>5", "<current_link_gen>2", 1))
+    for bus in BUSES:
+        host.device(bus, current_link_speed=speed)
+    found = judge("host", host.evidence(), Settings()).by_check["pcie.gen"]
+    assert found.verdict.value == verdict
+    assert verdict == "pass" or "in 4 looks" in found.found.evidence

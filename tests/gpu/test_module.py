@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def _run(files: FakeHost, health: object = None, **args: Any) -> Outcome:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> FakeHost:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "looks"))
     found = FakeHost(tmp_path)
     found.replay(H100)
     return found
@@ -60,6 +62,22 @@ def test_warnings_fail_only_when_asked(host: FakeHost) -> None:
     health = {"thresholds": {"temp.headroom.warn": 60}}
     assert _run(host, health, only=["gpu.temp"]).failed is None
     assert "headroom" in (_run(host, health, only=["gpu.temp"], fail_on="warn").failed or "")
+
+
+def test_counters_are_compared_with_the_last_look_at_the_same_machine(host: FakeHost) -> None:
+    """As in the command: totals say nothing until a second look."""
+
+    def look(machine: str, replays: int) -> tuple[str, str]:
+        host.write("etc/machine-id", machine)
+        host.replay(re.sub(r"(<replay_counter>)\d+", rf"\g<1>{replays}", H100, count=1))
+        (check,) = _run(host, only=["pcie.errors"]).values["checks"]
+        return check["verdict"], check["evidence"]
+
+    assert look("a", 0)[0] == "skip"
+    verdict, evidence = look("a", 10**6)
+    assert verdict == "warn"
+    assert "1000000 new replays" in evidence
+    assert look("b", 10**6)[0] == "skip"  # another machine of that name
 
 
 @pytest.mark.parametrize("health", [7, {"gpus": 8}, {"thresholds": {"temp": 1}}])
