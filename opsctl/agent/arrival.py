@@ -2,10 +2,11 @@
 
 What has arrived is noted beside the files, so that a later run goes on without reading it:
 
-    PARTIAL/.arrived-BOOT    a line of JSON for each range: [name, start, end]
+    PARTIAL/.arrived-BOOT    a line of JSON for each range: [name, start, end, mtime, digests of its blocks]
 
-The notes only tell what need not be sent again: whoever makes the release reads every byte. After a restart of the
-machine they do not count, as what was only in its memory may be lost.
+Ranges are digested while they are in memory. A file whose mtime is the one that its last writer saw holds what was
+noted of it, by the same rule as a release: it need not be read again. After a restart of the machine the notes do not
+count, as what was only in its memory may be lost.
 """
 
 from __future__ import annotations
@@ -13,22 +14,44 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+from opsctl.agent.chunking import block_digests, spans_of
 from opsctl.agent.protocol import AgentError, Context
 
 Span = Tuple[str, int, int]  # name, start, end
+_DIGEST = 32  # bytes of a block's SHA-256
+
+
+class Landed(NamedTuple):
+    """A range that is in place. `mtime`: of the file, after it was written; `digests`: of its blocks."""
+
+    name: str
+    start: int
+    end: int
+    mtime: int
+    digests: Sequence[bytes]
+
+    @classmethod
+    def of(cls, name: str, start: int, data: memoryview, mtime: int) -> Landed:
+        """`start` is where a block of a chunk starts, and the end where one ends."""
+        return cls(name, start, start + len(data), mtime, block_digests(data))
+
+    def line(self) -> str:
+        return json.dumps([self.name, self.start, self.end, self.mtime, b"".join(self.digests).hex()])
 
 
 def receive(call: Context, folder: str, parts: Sequence[Sequence[Any]]) -> Dict[str, Any]:
-    """Write the ranges whose bytes follow each other in the body. parts: [name, start, end, whether it is noted]."""
+    """Write the ranges whose bytes follow each other in the body. parts: [name, start, end], as in Landed.of."""
     body, at = memoryview(call.body), 0
-    for name, start, end, _ in parts:
-        _write(os.path.join(folder, name), body[at : at + end - start], start)
+    landed = []
+    for name, start, end in parts:
+        data = body[at : at + end - start]
+        landed.append(Landed.of(name, start, data, _write(os.path.join(folder, name), data, start)))
         at += end - start
     if at != len(body):
         raise AgentError("invalid", "%d bytes came for ranges of %d" % (len(body), at))
-    note(folder, [(name, start, end) for name, start, end, noted in parts if noted])
+    note(folder, landed)
     return {"written": at}
 
 
@@ -36,11 +59,11 @@ def nothing(call: Context) -> None:
     """Answered at once: says how far away the host is."""
 
 
-def note(folder: str, spans: Sequence[Span]) -> None:
+def note(folder: str, landed: Sequence[Landed]) -> None:
     """Note ranges that are in place."""
-    lines = "".join(json.dumps(span) + "\n" for span in spans).encode()
+    # A line of its own, whatever a cut run has left. One write to the end: notes of several agents do not mix.
+    lines = "".join("\n" + one.line() for one in landed).encode()
     if lines:
-        # One write to the end of the file: notes of several agents do not mix.
         fd = os.open(notes(folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, lines)
@@ -50,19 +73,22 @@ def note(folder: str, spans: Sequence[Span]) -> None:
 
 def noted(folder: str) -> List[Span]:
     """The ranges that were noted, in rising order, neighbours as one."""
-    found = []
-    with contextlib.suppress(OSError), open(notes(folder), "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):  # the last line of a cut run may be half a line
-                name, start, end = json.loads(line)
-                found.append((str(name), int(start), int(end)))
     joined = []  # type: List[Span]
-    for name, start, end in sorted(found):
+    for name, start, end in sorted((one.name, one.start, one.end) for one in _noted(folder)):
         if joined and joined[-1][0] == name and start <= joined[-1][2]:
             joined[-1] = (name, joined[-1][1], max(joined[-1][2], end))
         else:
             joined.append((name, start, end))
     return joined
+
+
+def proven(folder: str) -> Dict[str, Dict[Tuple[int, int], bytes]]:
+    """Digests of the blocks that were noted, by where they lie, of files that nobody else has written to since."""
+    latest, found = {}, {}  # type: Dict[str, int], Dict[str, Dict[Tuple[int, int], bytes]]
+    for one in _noted(folder):
+        latest[one.name] = max(latest.get(one.name, 0), one.mtime)
+        found.setdefault(one.name, {}).update(zip(spans_of(one.start, one.end), one.digests))
+    return {name: blocks for name, blocks in found.items() if _mtime(os.path.join(folder, name)) == latest[name]}
 
 
 def forget(folder: str) -> None:
@@ -78,12 +104,31 @@ def notes(folder: str) -> str:
     return os.path.join(folder, ".arrived")
 
 
-def _write(path: str, data: memoryview, offset: int) -> None:
+def _noted(folder: str) -> Iterator[Landed]:
+    with contextlib.suppress(OSError), open(notes(folder), "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError):  # a cut run may leave half a line
+                name, start, end, mtime, digests = json.loads(line)
+                raw = bytes.fromhex(digests)
+                told = [raw[at : at + _DIGEST] for at in range(0, len(raw), _DIGEST)]
+                yield Landed(str(name), int(start), int(end), int(mtime), told)
+
+
+def _mtime(path: str) -> int:
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _write(path: str, data: memoryview, offset: int) -> int:
+    """Write at an offset. Gives the mtime that the file has then."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         while data:
             written = os.pwrite(fd, data, offset)
             data, offset = data[written:], offset + written
+        return os.fstat(fd).st_mtime_ns
     finally:
         os.close(fd)
 

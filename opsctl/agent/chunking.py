@@ -7,11 +7,32 @@ file.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 CHUNK = 8 << 20  # small enough that a cut loses little, large enough that digests weigh nothing
-BLOCK = 64 << 10  # the least that travels of a chunk that changed
+BLOCK = 32 << 10  # the least that travels of a chunk that changed
 BLOCK_DIGEST = 16  # bytes of a block's SHA-256 that are kept: they find what is the same, and prove nothing
+
+
+def block_digests(data: memoryview) -> List[bytes]:
+    """SHA-256 of each block of `data`, which starts where a block does."""
+    return [hashlib.sha256(data[at : at + BLOCK]).digest() for at in range(0, len(data), BLOCK)]
+
+
+def chunk_digest(blocks: Iterable[bytes]) -> str:
+    """The digest of a chunk, from those of its blocks."""
+    return hashlib.sha256(b"".join(blocks)).hexdigest()
+
+
+def shortened(blocks: Iterable[bytes]) -> bytes:
+    """What is kept of the digests of blocks."""
+    return b"".join(block[:BLOCK_DIGEST] for block in blocks)
+
+
+def spans_of(start: int, end: int) -> Iterator[Tuple[int, int]]:
+    """Where each block of a range lies; the last may be shorter."""
+    for at in range(start, end, BLOCK):
+        yield at, min(at + BLOCK, end)
 
 
 def blocks_in(start: int, end: int) -> int:

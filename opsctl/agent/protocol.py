@@ -87,8 +87,13 @@ class ProtocolError(Exception):
 
 def frame(header: Dict[str, Any], body: bytes = b"") -> bytes:
     """The bytes of one frame."""
+    return frame_head(header, len(body)) + body
+
+
+def frame_head(header: Dict[str, Any], length: int) -> bytes:
+    """What comes before the body of a frame, which has `length` bytes."""
     head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    return LENGTHS.pack(len(head), len(body)) + head + body
+    return LENGTHS.pack(len(head), length) + head
 
 
 def read_frame(stream: BinaryIO) -> Optional[Tuple[Dict[str, Any], bytes]]:

@@ -1,6 +1,6 @@
 """Reading a folder that is to be staged: its files in chunks, each with its digest.
 
-A chunk's digest is SHA-256 over the SHA-256 of its blocks of 64 KiB, so that one reading tells which blocks of a chunk
+A chunk's digest is SHA-256 over the SHA-256 of its blocks, so that one reading tells which blocks of a chunk
 that changed are still the same. Gigabytes are read once: what was found is remembered by size, mtime and inode.
 """
 
@@ -14,7 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from opsctl.agent import checkpoint, durable
-from opsctl.agent.chunking import BLOCK, BLOCK_DIGEST, blocks_in, file_ranges, release_digest
+from opsctl.agent.chunking import (
+    BLOCK_DIGEST,
+    block_digests,
+    blocks_in,
+    chunk_digest,
+    file_ranges,
+    release_digest,
+    shortened,
+)
 from opsctl.agent.protocol import AgentError, Context
 
 WORKERS = 8
@@ -72,19 +80,16 @@ def read(call: Context, path: str, follow_links: bool = False) -> Found:
 
 def digest(call: Context, fd: int, start: int, end: int) -> Tuple[str, bytes]:
     """The digest of a range of an open file and the digests of its blocks; of what there is, if the file is shorter."""
-    whole, blocks = hashlib.sha256(), bytearray()
+    blocks = []  # type: List[bytes]
     while start < end:
         if call.cancelled():
             raise AgentError("failed", "cancelled")
-        data = memoryview(os.pread(fd, min(_READ, end - start), start))
+        data = os.pread(fd, min(_READ, end - start), start)
         if not data:
             break
-        for at in range(0, len(data), BLOCK):
-            block = hashlib.sha256(data[at : at + BLOCK]).digest()
-            whole.update(block)
-            blocks += block[:BLOCK_DIGEST]
+        blocks += block_digests(memoryview(data))
         start += len(data)
-    return whole.hexdigest(), bytes(blocks)
+    return chunk_digest(blocks), shortened(blocks)
 
 
 def workers() -> int:

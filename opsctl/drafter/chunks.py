@@ -40,6 +40,11 @@ class Copy:
     source: Range
     target: Range
 
+    def part(self, target: Range) -> Copy:
+        """As much of it as goes to `target`."""
+        by = self.source.start - self.target.start
+        return Copy(self.release, Range(self.source.file, target.start + by, target.end + by), target)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.chunking import BLOCK, BLOCK_DIGEST, blocks_in
+from opsctl.agent.chunking import BLOCK_DIGEST, blocks_in, spans_of
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.drafter.chunks import Chunk, Copy, Plan, Range, joined, plan
 from opsctl.errors import UsageError
@@ -56,10 +57,24 @@ class Source:
         whole = [chunk.range for chunk in chunks if not list(_left(chunk.range, arrived))]
         found = plan(chunks, held, whole)
         shares = list(_shares(have[0]["files"])) if similar else []
-        if not self.blocks or not found.sends or not shares or shares[-1][2] != len(similar):
-            return replace(found, sends=tuple(part for sent in found.sends for part in _left(sent, arrived)))
-        theirs = _by_chunk(have[0]["files"], {name: similar[start:end] for name, start, end in shares})
-        return _refined(found, have[0]["path"], _by_chunk(self.files, self.blocks), theirs, arrived)
+        if self.blocks and found.sends and shares and shares[-1][2] == len(similar):
+            theirs = _by_chunk(have[0]["files"], {name: similar[start:end] for name, start, end in shares})
+            found = _refined(found, have[0]["path"], _by_chunk(self.files, self.blocks), theirs)
+        sends = [part for sent in found.sends for part in _left(sent, arrived)]
+        copies = [copy.part(part) for copy in found.copies for part in _left(copy.target, arrived)]
+        return replace(found, copies=tuple(copies), sends=tuple(sends))
+
+    def pieces(self, part: Range) -> Iterator[Range]:
+        """A range, cut where chunks meet."""
+        chunks = self.files[part.file]
+        for start, end, _ in chunks[bisect_right(chunks, part.start, key=_end) :]:
+            if start >= part.end:
+                break
+            yield Range(part.file, max(start, part.start), min(end, part.end))
+
+
+def _end(chunk: Sequence[Any]) -> int:
+    return int(chunk[1])
 
 
 def _by_file(spans: Sequence[Sequence[Any]]) -> dict[str, list[tuple[int, int]]]:
@@ -84,29 +99,18 @@ def _left(part: Range, arrived: Mapping[str, Sequence[tuple[int, int]]]) -> Iter
         yield Range(part.file, at, part.end)
 
 
-def _refined(
-    found: Plan,
-    release: str,
-    ours: Mapping[Range, bytes],
-    theirs: Mapping[Range, bytes],
-    arrived: Mapping[str, Sequence[tuple[int, int]]],
-) -> Plan:
-    """Of chunks that lie at the same place of a similar file, send only the blocks that differ, over a copy of it."""
+def _refined(found: Plan, release: str, ours: Mapping[Range, bytes], theirs: Mapping[Range, bytes]) -> Plan:
+    """Of chunks that lie at the same place of a similar file, send only the blocks that differ, and copy the others."""
     copies, sends = list(found.copies), list[Range]()
     wanted = {part for part in ours if any(_inside(part, sent) for sent in found.sends)}
     for part in sorted(wanted):
-        known = theirs.get(part)
-        differ = (
-            []
-            if known is None
-            else [n for n in range(len(known) // BLOCK_DIGEST) if _at(known, n) != _at(ours[part], n)]
-        )
-        if known is None or len(differ) == blocks_in(part.start, part.end):
-            sends += _left(part, arrived)
-            continue
-        copies.append(Copy(release, part, part))
-        starts = [part.start + n * BLOCK for n in differ]
-        sends += [Range(part.file, start, min(start + BLOCK, part.end)) for start in starts]
+        known = theirs.get(part, b"")
+        same, differ = list[Range](), list[Range]()
+        for n, (start, end) in enumerate(spans_of(part.start, part.end)):
+            alike = _at(known, n) == _at(ours[part], n)
+            (same if alike else differ).append(Range(part.file, start, end))
+        copies += [Copy(release, kept, kept) for kept in joined(same)]
+        sends += differ
     return replace(found, copies=tuple(copies), sends=tuple(joined(sends)))
 
 

@@ -6,13 +6,13 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.drafter.chunks import Plan
+from opsctl.drafter.chunks import Copy, Plan, Range
 from opsctl.drafter.staging import RESERVE, Source, demand_unchanged, read_source
 from opsctl.errors import TaskFailed, UsageError
 from opsctl.modules.contract import Change, Host, Module, ModuleArgs, Progress, Site
@@ -93,10 +93,12 @@ class DrafterStage(Module[DrafterStageArgs]):
         summary = f"stage {size(source.size)} as {found['release']}{again}: {travels} to send"
         if planned.kept:
             summary += f", {size(planned.kept)} are there"
+        for path in found["damaged"]:
+            summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
         old = args.keep
         place = Call("stage.place", {**where, "files": source.files, "old": old, "keep_as": KEEP})
         undo = Call("stage.remove", {"keep_as": KEEP})
-        transfer = _transfer(source, have, seen[0].body, where, bool(found["partial"]))
+        transfer = _transfer(source, have, where, planned, seen[0].body if found["partial"] else None)
         values = {"sent": planned.sent, "kept": planned.kept, "size": source.size}
         return Change(summary, (place,), (undo,), transfer=transfer, values=values)
 
@@ -139,48 +141,62 @@ def _have(found: Mapping[str, Any], source: Source) -> list[Mapping[str, Any]]:
 
 
 def _transfer(
-    source: Source, have: Sequence[Mapping[str, Any]], similar: bytes, where: Mapping[str, Any], partial: bool
+    source: Source,
+    have: Sequence[Mapping[str, Any]],
+    where: Mapping[str, Any],
+    planned: Plan,
+    similar: bytes | None,
 ) -> Callable[[Host, Progress], None]:
-    def transfer(host: Host, progress: Progress) -> None:
-        from opsctl.remote.parts import Part, send_parts  # only where something is sent
+    """`similar`: digests of blocks, to plan anew with what an interrupted run has left; None if there was none."""
 
-        done: list[Any] = []
-        if partial:
+    def transfer(host: Host, progress: Progress) -> None:
+        from opsctl.remote.parts import Part, is_far, send_parts  # only where something is sent
+
+        remote = cast("RemoteHost", host)
+        plan = planned
+        if similar is not None:
             done = host.call(Call("stage.resume", {**where, "files": source.files})).result
-        planned = source.plan(have, similar, done)
-        prepared = host.call(_prepare(planned, source, have, where), on_progress=_passed_on(progress)).result["partial"]
-        # What lies over a copy would be overwritten when that is made again: only what stands for itself is noted.
-        over = {copy.target.file for copy in planned.copies}
+            plan = source.plan(have, similar, done)
+        borrowed = {one["path"] for one in have if one.get("borrowed")}
+        links, copies = _kept(plan, source, borrowed)
+        folder = host.call(Call("stage.prepare", {**where, "sizes": source.sizes, "links": links})).result["partial"]
+        far = is_far(remote)
+        copying = []
+        if copies:
+            copy = Call("stage.copy", {**where, "copies": copies})
+            copying = remote.send([copy], on_progress=_passed_on(progress))
         parts = [
-            Part(f"{source.path}/{part.file}", part.file, part.start, part.end, noted=part.file not in over)
-            for part in planned.sends
+            Part(f"{source.path}/{piece.file}", piece.file, piece.start, piece.end)
+            for sent in plan.sends
+            for piece in source.pieces(sent)
         ]
         began = time.monotonic()
 
         def told(sent: int) -> None:
-            progress(_rate(sent, planned.sent, time.monotonic() - began), sent / planned.sent)
+            progress(_rate(sent, plan.sent, time.monotonic() - began), sent / plan.sent)
 
         if parts:
-            send_parts(cast("RemoteHost", host), prepared, parts, on_bytes=told)
+            send_parts(remote, folder, parts, far=far, on_bytes=told)
             demand_unchanged(source)
+        for pending in copying:
+            pending.wait()
 
     return transfer
 
 
-def _prepare(planned: Plan, source: Source, have: Sequence[Mapping[str, Any]], where: Mapping[str, Any]) -> Call:
-    """A folder that is not ours can be changed by others, so it is copied from and not linked to."""
-    borrowed = {one["path"] for one in have if one.get("borrowed")}
+def _kept(planned: Plan, source: Source, borrowed: Set[str]) -> tuple[list[list[str]], list[list[Any]]]:
+    """What is linked and what is copied on the host, as stage.prepare and stage.copy take it.
+
+    A folder that is not ours can be changed by others, so it is copied from and not linked to.
+    """
     links = [[f"{link.release}/{link.source}", link.target] for link in planned.links if link.release not in borrowed]
-    copies: list[list[Any]] = [
-        [f"{link.release}/{link.source}", 0, link.size, link.target, 0]
+    whole = [
+        Copy(link.release, Range(link.source, 0, link.size), Range(link.target, 0, link.size))
         for link in planned.links
         if link.release in borrowed
     ]
-    copies += [
-        [f"{copy.release}/{copy.source.file}", copy.source.start, copy.source.end, copy.target.file, copy.target.start]
-        for copy in planned.copies
-    ]
-    return Call("stage.prepare", {**where, "sizes": source.sizes, "links": links, "copies": copies})
+    pieces = [copy.part(piece) for copy in (*whole, *planned.copies) for piece in source.pieces(copy.target)]
+    return links, [[f"{one.release}/{one.source.file}", one.source.start, *one.target] for one in pieces]
 
 
 def _rate(sent: int, total: int, seconds: float) -> str:

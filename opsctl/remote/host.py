@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -147,11 +148,22 @@ class RemoteHost:
         """Another agent of the same user, on its own channel; the caller closes it. Raises Unreachable, AuthFailed."""
         return self._start_agent(self.spec.become)
 
-    def _start_agent(self, user: str | None) -> AgentClient:
+    def apart(self) -> Callable[[], AgentClient] | None:
+        """As `further_agent`, each on a connection of its own by the system's `ssh`; None where that cannot be."""
+        return self._apart(self.spec.become)
+
+    def _apart(self, user: str | None) -> Callable[[], AgentClient] | None:
+        with self._starting:
+            argv = self._link.openssh() if self._link else None
+        if argv is None:
+            return None
+        return lambda: self._start_agent(user, lambda command: LocalStream(f"exec {shlex.join([*argv, command])}"))
+
+    def _start_agent(self, user: str | None, start: Callable[[str], Stream] | None = None) -> AgentClient:
         boot = bundle.boot({"state": self.spec.state_dir, "lease": heartbeat.LEASE})
         password = self.spec.become_password if user is not None else None
         word = become.nonce() if password else None
-        stream = self.stream(become.command(bundle.command(len(boot), self.spec.python), user, word))
+        stream = (start or self.stream)(become.command(bundle.command(len(boot), self.spec.python), user, word))
         try:
             if password and word:
                 become.answer(stream, word, password, str(user), self.name, self.spec.timeouts.sudo)
@@ -195,6 +207,9 @@ class _Alias(RemoteHost):
 
     def further_agent(self) -> AgentClient:
         return self._host._start_agent(self._user)
+
+    def apart(self) -> Callable[[], AgentClient] | None:
+        return self._host._apart(self._user)
 
     @property
     def alive(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import subprocess
@@ -10,6 +11,8 @@ import time
 from typing import IO
 
 from opsctl.remote.stream import Tail
+
+_PIPE = 1 << 20  # bytes: the largest a user may ask for by default
 
 
 class LocalStream:
@@ -27,6 +30,9 @@ class LocalStream:
         self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe.fileno(), False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):  # the system may have a limit for all pipes of a user
+                fcntl.fcntl(self._in.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         self._tail = Tail()
 
     def send(self, data: bytes, timeout: float) -> None:
@@ -35,7 +41,18 @@ class LocalStream:
         while view:
             self._wait(None, self._in, deadline)
             with contextlib.suppress(BlockingIOError):
-                view = view[os.write(self._in.fileno(), view[: 1 << 16]) :]
+                view = view[os.write(self._in.fileno(), view[:_PIPE]) :]
+
+    def send_file(self, file: int, start: int, count: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        end = start + count
+        while start < end:
+            self._wait(None, self._in, deadline)
+            with contextlib.suppress(BlockingIOError):
+                sent = os.sendfile(self._in.fileno(), file, start, end - start)  # not a byte of it is copied here
+                if not sent:
+                    raise EOFError
+                start += sent
 
     def receive(self, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from cryptography.exceptions import UnsupportedAlgorithm
 
@@ -13,12 +14,23 @@ from opsctl.remote.lean_paramiko import paramiko, words
 from opsctl.remote.ssh_config import Hop
 
 
-def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> None:
-    """Log in with each key and then the password, in OpenSSH's order. Raises AuthFailed."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A key that alone let us in: its file, or None where the SSH agent has it, and its public half."""
+
+    file: str | None
+    public: str
+
+
+def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> Identity | None:
+    """Log in with each key and then the password, in OpenSSH's order. Raises AuthFailed.
+
+    Gives the key; None if it took a password, a certificate or more than one step.
+    """
     tried: list[str] = []
     allowed: list[str] | None = None
     further = False
-    for what, attempt in _ways(transport, hop, tried):
+    for what, identity, attempt in _ways(transport, hop, tried):
         if allowed is not None and what not in allowed:
             continue
         if what == "keyboard-interactive" and not (hop.password or further):
@@ -26,7 +38,7 @@ def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> None:
         try:
             left = attempt()
             if transport.is_authenticated():
-                return
+                return None if further else identity
             allowed = left or None  # further methods are asked for
             further = True
         except paramiko.BadAuthenticationType as error:
@@ -51,22 +63,26 @@ def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> None:
     )
 
 
-def _ways(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """Method and attempt of each way to log in; what is tried is noted in words."""
+def _ways(
+    transport: paramiko.Transport, hop: Hop, tried: list[str]
+) -> Iterator[tuple[str, Identity | None, Callable[[], list[str]]]]:
+    """Method, key and attempt of each way to log in; what is tried is noted in words."""
     seen: set[bytes] = set()
-    for where, key in _keys(hop, tried):
+    for where, file, key in _keys(hop, tried):
         blob = key.public_blob.key_blob if key.public_blob else key.asbytes()
         if blob in seen:
             continue
         seen.add(blob)
         tried.append(f"key {where}")
-        yield "publickey", lambda key=key: transport.auth_publickey(hop.user, key)  # type: ignore[misc]
+        plain = key.public_blob is None and "-cert-" not in key.get_name()
+        identity = Identity(file, f"{key.get_name()} {key.get_base64()}") if plain else None
+        yield "publickey", identity, lambda key=key: transport.auth_publickey(hop.user, key)  # type: ignore[misc]
     if hop.password:
         password = hop.password
         tried.append("password")
-        yield "password", lambda: transport.auth_password(hop.user, password.reveal(), fallback=False)
+        yield "password", None, lambda: transport.auth_password(hop.user, password.reveal(), fallback=False)
     if hop.password or questions.attended():
-        yield "keyboard-interactive", lambda: _answer(transport, hop, tried)
+        yield "keyboard-interactive", None, lambda: _answer(transport, hop, tried)
 
 
 def _answer(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> list[str]:
@@ -76,8 +92,8 @@ def _answer(transport: paramiko.Transport, hop: Hop, tried: list[str]) -> list[s
     return transport.auth_interactive(hop.user, questions.answering(hop.password, str(hop)))
 
 
-def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """The keys to try: named in the inventory, held by the agent, configured."""
+def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, str | None, paramiko.PKey]]:
+    """The keys to try: named in the inventory, held by the agent (no file), configured."""
     for file in hop.keys:
         yield from _from_file(file, hop, tried, named=True)
     if hop.use_agent:
@@ -85,12 +101,12 @@ def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
             limit = {blob for f in hop.agent_keys_only if (blob := _public_half(f))}
             for key in paramiko.Agent().get_keys():
                 if not hop.agent_keys_only or key.asbytes() in limit:
-                    yield f"of the SSH agent, {key.comment or key.get_name()}", key
+                    yield f"of the SSH agent, {key.comment or key.get_name()}", None, key
     for file in hop.configured_keys:
         yield from _from_file(file, hop, tried, named=False)
 
 
-def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, paramiko.PKey]]:
+def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, str, paramiko.PKey]]:
     try:
         key = paramiko.PKey.from_path(file)
     except FileNotFoundError:
@@ -111,8 +127,8 @@ def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterato
     for certificate in certificates:
         certified = paramiko.PKey.from_path(file)
         certified.load_certificate(certificate)
-        yield f"{file} with certificate", certified
-    yield file, key
+        yield f"{file} with certificate", file, certified
+    yield file, file, key
 
 
 def _certifies(certificate: str, key: paramiko.PKey) -> bool:

@@ -1,43 +1,54 @@
-"""Sending ranges of many files over several channels. What arrives is verified by whoever puts it in place.
+"""Sending ranges of many files over several streams. What arrives is verified by whoever puts it in place.
 
 One SSH channel is held to 2 MiB per round trip by the server's window, so a long link needs many, and a near one few.
+Much is sent by the system's own `ssh` where it can connect as we did; channels of our connection, which are there at
+once, carry until those have connected, and everything where they cannot.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from opsctl.agent.chunking import BLOCK
 from opsctl.agent.protocol import Call
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.remote.agent_client import AgentClient, Pending
-from opsctl.remote.bulk import FAR, STREAMS, STREAMS_FAR
+from opsctl.remote.bulk import FAR
 from opsctl.remote.host import RemoteHost
 
 LOAD = 2 << 20  # bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream
 IN_FLIGHT = 3
+MUCH = 64 << 20  # bytes from which on further connections pay: each takes 0.1 s of processor time on both sides
+STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection (MaxSessions)
+APART, APART_FAR = 2, 8  # connections; sshd has at most 10 that have not logged in yet (MaxStartups)
 
 
 class Part(NamedTuple):
     """Bytes start to end of a local file, for the same place in a file of the host's folder.
 
-    `noted`: whether a later run may take them for arrived.
+    It starts where a block of a chunk does, and ends where one ends: the host digests it block by block.
     """
 
     source: str
     name: str
     start: int
     end: int
-    noted: bool = True
 
     @property
     def size(self) -> int:
         return self.end - self.start
+
+
+def is_far(host: RemoteHost) -> bool:
+    """Whether many streams pay. To be asked while the host has nothing else to do."""
+    began = time.monotonic()
+    host.call(Call("arrival.nothing"))
+    return time.monotonic() - began > FAR
 
 
 def send_parts(
@@ -45,24 +56,27 @@ def send_parts(
     folder: str,
     parts: Sequence[Part],
     *,
+    far: bool,
     on_bytes: Callable[[int], None] = lambda sent: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError (a file shrank)."""
-    _Sending(host, folder, list(loads(parts)), on_bytes, cancelled).run()
+    _Sending(host, folder, list(loads(parts)), far, on_bytes, cancelled).run()
 
 
 def loads(parts: Iterable[Part], most: int = LOAD) -> Iterator[list[Part]]:
-    """The parts in portions of at most `most` bytes: long ones are divided, short ones travel together."""
+    """The parts in portions of at most `most` bytes: long ones are divided at blocks, short ones travel together."""
     load: list[Part] = []
     room = most
     for part in parts:
         at = part.start
         while at < part.end:
-            piece = part._replace(start=at, end=min(at + room, part.end))
-            load.append(piece)
-            at, room = piece.end, room - piece.size
-            if not room:
+            left = part.end - at
+            take = left if left <= room else room // BLOCK * BLOCK
+            if take:
+                load.append(part._replace(start=at, end=at + take))
+                at, room = at + take, room - take
+            if at < part.end or not room:
                 yield load
                 load, room = [], most
     if load:
@@ -75,28 +89,32 @@ class _Sending:
         host: RemoteHost,
         folder: str,
         todo: Sequence[list[Part]],
+        far: bool,
         on_bytes: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        self.host, self.folder, self.on_bytes, self.cancelled = host, folder, on_bytes, cancelled
-        self.todo: queue.SimpleQueue[list[Part]] = queue.SimpleQueue()
-        for load in todo:
-            self.todo.put(load)
-        self.loads = len(todo)
+        self.host, self.folder, self.far = host, folder, far
+        self.on_bytes, self.cancelled = on_bytes, cancelled
+        self.todo = deque(todo)
         self.sent, self.total = 0, sum(part.size for load in todo for part in load)
         self.failed: list[BaseException] = []
-        self.refused: list[Unreachable] = []  # channels that the server did not open
+        self.refused: list[Unreachable] = []  # streams that did not open, or broke
+        self._connect = host.apart() if self.total >= MUCH else None
+        self._apart_ready = self._apart_wanted = 0
         self._counting = threading.Lock()
         self._files: dict[str, int] = {}
 
     def run(self) -> None:
         threads: list[threading.Thread] = []
         try:
-            self._begin(threads, STREAMS)
-            if self.loads > STREAMS and self._round_trip() > FAR:
-                self._begin(threads, STREAMS_FAR)
+            if self._connect:
+                self._apart_wanted = APART_FAR if self.far else APART
+            self._begin(threads, self._apart, self._apart_wanted)
+            self._begin(threads, self._channel, min(STREAMS_FAR if self.far else STREAMS, len(self.todo)))
             for thread in threads:
                 thread.join()
+            if self.todo and not self.failed and not self.cancelled():  # connections of their own broke after all
+                self._channel()
         finally:
             for thread in threads:
                 thread.join()
@@ -106,73 +124,88 @@ class _Sending:
             raise self.failed[0]
         if self.cancelled():
             raise Unreachable("sending was interrupted; it goes on from there next time", where=self.host.name)
-        if self.refused and self.sent < self.total:
+        if self.sent < self.total:
             raise self.refused[0]
 
-    def _begin(self, threads: list[threading.Thread], streams: int) -> None:
-        """Have this many streams: each opens its own channel, side by side, as that takes round trips."""
-        while len(threads) < min(streams, self.loads):
-            threads.append(threading.Thread(target=self._work, daemon=True))
+    def _begin(self, threads: list[threading.Thread], work: Callable[[], None], streams: int) -> None:
+        """Have that many more streams: each opens on its own, side by side, as that takes round trips."""
+        for _ in range(streams):
+            threads.append(threading.Thread(target=work, daemon=True))
             threads[-1].start()
 
-    def _round_trip(self) -> float:
-        """Seconds to the host and back, asked while the first channels open."""
-        try:
-            self.host.call(Call("arrival.nothing"))  # its module travels with the first call
-            began = time.monotonic()
-            self.host.call(Call("arrival.nothing"))
-        except OpsctlError as error:
-            self.failed.append(error)
-            return 0.0
-        return time.monotonic() - began
+    def _channel(self) -> None:
+        """Send over a channel of our connection until half of the connections of their own do."""
+        self._stream(self.host.further_agent, lambda: 0 < self._apart_wanted <= 2 * self._apart_ready)
 
-    def _work(self) -> None:
+    def _apart(self) -> None:
+        """Send over a connection of its own, once that works."""
+        self._stream(self._connected, lambda: False)
+
+    def _connected(self) -> AgentClient:
+        assert self._connect
+        agent = self._connect()
         try:
-            agent = self.host.further_agent()
-        except Unreachable as error:  # fewer channels do as well
+            agent.send([Call("arrival.nothing")])[0].wait()
+        except OpsctlError:
+            agent.close()
+            raise
+        with self._counting:
+            self._apart_ready += 1
+        return agent
+
+    def _stream(self, start: Callable[[], AgentClient], enough: Callable[[], bool]) -> None:
+        try:
+            agent = start()
+            try:
+                self._send(agent, enough)
+            finally:
+                agent.close()
+        except Unreachable as error:  # fewer streams do as well
             self.refused.append(error)
-            return
-        except OpsctlError as error:
-            self.failed.append(error)
-            return
-        try:
-            self._send(agent)
         except BaseException as error:  # noqa: BLE001  whatever ends a thread, `run` raises it
             self.failed.append(error)
-        finally:
-            agent.close()
 
-    def _send(self, agent: AgentClient) -> None:
-        flying: deque[tuple[Pending, int]] = deque()
-        while not self.failed and not self.cancelled():
-            try:
-                load = self.todo.get_nowait()
-            except queue.Empty:
-                break
-            args = {"folder": self.folder, "parts": [[part.name, part.start, part.end, part.noted] for part in load]}
-            data = b"".join(map(self._read, load))
-            flying.append((agent.send([Call("arrival.receive", args, data)])[0], len(data)))
-            if len(flying) >= IN_FLIGHT:
+    def _send(self, agent: AgentClient, enough: Callable[[], bool]) -> None:
+        flying: deque[tuple[Pending, list[Part]]] = deque()
+        load: list[Part] = []
+        try:
+            while not (self.failed or self.cancelled() or enough()):
+                try:
+                    load = self.todo.popleft()
+                except IndexError:
+                    break
+                flying.append((self._sent(agent, load), load))
+                load = []
+                if len(flying) >= IN_FLIGHT:
+                    self._landed(flying)
+            while flying:
                 self._landed(flying)
-        while flying:
-            self._landed(flying)
+        except Unreachable:
+            self.todo.extend([*(one for _, one in flying), *([load] if load else [])])  # for others to send
+            raise
 
-    def _landed(self, flying: deque[tuple[Pending, int]]) -> None:
-        pending, length = flying.popleft()
+    def _sent(self, agent: AgentClient, load: list[Part]) -> Pending:
+        args = {"folder": self.folder, "parts": [[part.name, part.start, part.end] for part in load]}
+        try:
+            return agent.send_files(
+                Call("arrival.receive", args), [(self._file(part), part.start, part.size) for part in load]
+            )
+        except EOFError:
+            raise UsageError(f"{load[0].source} became shorter while it was being sent") from None
+
+    def _landed(self, flying: deque[tuple[Pending, list[Part]]]) -> None:
+        pending, load = flying[0]
         pending.wait()
+        flying.popleft()
         with self._counting:
-            self.sent += length
+            self.sent += sum(part.size for part in load)
             self.on_bytes(self.sent)
 
-    def _read(self, piece: Part) -> bytes:
+    def _file(self, part: Part) -> int:
         with self._counting:
-            if piece.source not in self._files:
+            if part.source not in self._files:
                 try:
-                    self._files[piece.source] = os.open(piece.source, os.O_RDONLY | os.O_CLOEXEC)
+                    self._files[part.source] = os.open(part.source, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
-                    raise UsageError(f"cannot read {piece.source}: {error.strerror}") from None
-            fd = self._files[piece.source]
-        data = os.pread(fd, piece.size, piece.start)
-        if len(data) != piece.size:
-            raise UsageError(f"{piece.source} became shorter while it was being sent")
-        return data
+                    raise UsageError(f"cannot read {part.source}: {error.strerror}") from None
+            return self._files[part.source]

@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from opsctl.errors import HostKeyError, Unreachable
 from opsctl.remote import hostkeys, tcp
 from opsctl.remote.hostkeys import HostKey, Verdict
 from opsctl.remote.lean_paramiko import paramiko, words
-from opsctl.remote.login import authenticate
+from opsctl.remote.login import Identity, authenticate
 from opsctl.remote.spec import Timeouts
 from opsctl.remote.ssh_config import Hop
-from opsctl.remote.stream import Tail
+from opsctl.remote.stream import Tail, read_range
 from opsctl.remote.transport import Transport
 
 Socket = socket.socket | paramiko.Channel
@@ -41,6 +43,9 @@ class Link:
     def __init__(self) -> None:
         self._transports: list[Transport] = []
         self._proxy: subprocess.Popen[bytes] | None = None
+        self._hops: tuple[Hop, ...] = ()
+        self._identity: Identity | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.host_key: HostKey | None = None
 
     @property
@@ -56,8 +61,9 @@ class Link:
                 transport, self.host_key = handshake(sock, hop, timeouts, where)
                 self._transports.append(transport)
                 transport.wants_session = hop is hops[-1]
-                authenticate(transport, hop, where)
+                self._identity = authenticate(transport, hop, where)
                 transport.set_keepalive(KEEPALIVE)
+            self._hops = hops
         except BaseException:
             self.close()
             raise
@@ -84,7 +90,19 @@ class Link:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
         return SshStream(channel)
 
+    def openssh(self) -> list[str] | None:
+        """A command that connects once more, as openssh.command gives it, destination included."""
+        from opsctl.remote import openssh  # only where a lot is sent
+
+        if self._identity is None or self.host_key is None:
+            return None
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="opsctl-", ignore_cleanup_errors=True)
+        return openssh.command(self._hops, self.host_key, self._identity, Path(self._folder.name))
+
     def close(self) -> None:
+        if self._folder:
+            self._folder.cleanup()
+            self._folder = None
         for transport in reversed(self._transports):
             with contextlib.suppress(Exception):  # whatever state it is in, it is of no use any more
                 transport.close()
@@ -108,6 +126,9 @@ class SshStream:
             self._channel.sendall(memoryview(data))  # type: ignore[arg-type]
         except (EOFError, paramiko.SSHException) as error:  # the packet's own failures come through as they are
             raise ConnectionError(words(error)) from error
+
+    def send_file(self, file: int, start: int, count: int, timeout: float) -> None:
+        self.send(read_range(file, start, count), timeout)
 
     def receive(self, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout

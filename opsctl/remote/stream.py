@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 
@@ -10,6 +11,10 @@ class Stream(Protocol):
 
     def send(self, data: bytes, timeout: float) -> None:
         """Write all of `data`. Raises TimeoutError, OSError (the command or the connection is gone)."""
+        ...
+
+    def send_file(self, file: int, start: int, count: int, timeout: float) -> None:
+        """Write a range of an open file. Raises EOFError where it is shorter; else as `send`."""
         ...
 
     def receive(self, timeout: float) -> bytes:
@@ -35,6 +40,14 @@ class Stream(Protocol):
     def close(self) -> None:
         """End the command; never waits for long."""
         ...
+
+
+def read_range(file: int, start: int, count: int) -> bytes:
+    """A range of an open file. Raises EOFError where it is shorter."""
+    data = os.pread(file, count, start)
+    if len(data) != count:
+        raise EOFError
+    return data
 
 
 class Tail:

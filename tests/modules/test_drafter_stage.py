@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from opsctl import modules
+from opsctl.agent.chunking import BLOCK
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module
@@ -140,7 +141,7 @@ def test_of_scattered_changes_only_the_blocks_travel(staging: Staging, tmp_path:
             file.write(b"changed")
     result = staging.run(path=str(source))
     assert contents(result["release"]) == contents(source)
-    assert result["sent"] == 3 * 65536
+    assert result["sent"] == 3 * BLOCK
 
 
 def test_whole_files_are_shared_between_releases(staging: Staging, tmp_path: Path) -> None:
@@ -218,6 +219,34 @@ def test_a_source_that_changes_meanwhile_is_an_error_and_not_a_release(staging: 
     with pytest.raises(UsageError, match=r"config\.json was changed while it was being staged"):
         staging.run(change, path=str(source))
     assert staging.releases == []
+
+
+@pytest.mark.parametrize("how", ["the system's ssh", "channels alone"])
+def test_much_travels_over_connections_of_their_own_where_ssh_is_there(
+    staging: Staging, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    source = drafter(tmp_path / "source")
+    (source / "more.bin").write_bytes(random.Random(1).randbytes(96 * MIB))
+    if how == "channels alone":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    before = sshd.log.read_text().count("Accepted publickey")
+    result = staging.run(path=str(source))
+    assert contents(result["release"]) == contents(source)
+    assert sshd.log.read_text().count("Accepted publickey") - before == (2 if how == "the system's ssh" else 0)
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"digest": "x", "files": {"a": {"stat": [1], "chunks": [[0, "1"]]}}}'])
+def test_a_release_that_does_not_say_what_it_holds_is_told_and_not_taken_from(
+    staging: Staging, tmp_path: Path, damage: str
+) -> None:
+    release = Path(staging.run(path=str(drafter(tmp_path / "one")))["release"])
+    (release / ".release").write_text(damage)
+    _, _, change = staging.plan(path=str(drafter(tmp_path / "two", fc=1)))
+    assert change is not None
+    assert f"{release} does not say any more what it holds" in change.summary
+    assert change.values["kept"] == 0
+    again = staging.run(path=str(tmp_path / "one"))  # of the same name: made anew
+    assert contents(again["release"]) == contents(tmp_path / "one")
 
 
 def test_undo_removes_the_release_it_made_and_no_other(staging: Staging, tmp_path: Path) -> None:

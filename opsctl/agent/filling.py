@@ -1,0 +1,68 @@
+"""Putting into a folder that is to be a release what the host has already: whole files as links, ranges as copies."""
+
+from __future__ import annotations
+
+import os
+import stat as st
+
+from opsctl.agent.arrival import Landed
+from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.releases import plain
+
+_PIECE = 1 << 20
+
+
+def link(call: Context, source: str, target: str) -> None:
+    """The same file under another name, or a copy of it."""
+    if os.path.lexists(target):
+        os.unlink(target)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # another file system, or not allowed: a copy does as well
+        size = os.stat(source).st_size
+        sized(target, size)
+        with open(source, "rb", buffering=0) as taken, open(target, "r+b", buffering=0) as given:
+            _copy(call, taken.fileno(), 0, given.fileno(), 0, size)
+
+
+def sized(path: str, size: int) -> None:
+    """A file of our own of this size. One that has it is not touched."""
+    if os.path.lexists(path):
+        info = os.lstat(path)
+        if not st.S_ISREG(info.st_mode) or info.st_nlink > 1:
+            os.unlink(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(fd).st_size != size:
+            os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def copied(call: Context, folder: str, source: str, at: int, name: str, start: int, end: int) -> Landed:
+    """Copy a range of `source`, from `at` on, to its place in a file of the folder; digested as it lies there."""
+    with open(source, "rb", buffering=0) as taken, open(os.path.join(folder, plain(name)), "r+b", buffering=0) as given:
+        _copy(call, taken.fileno(), at, given.fileno(), start, end)
+        mtime = os.fstat(given.fileno()).st_mtime_ns
+        data = os.pread(given.fileno(), end - start, start)
+    return Landed.of(name, start, memoryview(data), mtime)
+
+
+def _copy(call: Context, source: int, at: int, target: int, start: int, end: int) -> None:
+    """Copy to start..end of `target`, by the file system itself where it can."""
+    shared = hasattr(os, "copy_file_range")
+    while start < end:
+        if call.cancelled():
+            raise AgentError("failed", "cancelled")
+        done = 0
+        if shared:
+            try:
+                done = os.copy_file_range(source, target, end - start, at, start)
+            except OSError:
+                shared = False
+                continue
+        else:
+            done = os.pwrite(target, os.pread(source, min(_PIECE, end - start), at), start)
+        if not done:
+            raise AgentError("failed", "a file became shorter while it was copied")
+        at, start = at + done, start + done

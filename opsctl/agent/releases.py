@@ -1,0 +1,151 @@
+"""Where releases of draft models lie on the host, and what each says of itself.
+
+    ROOT/NAME/DIGEST/           a release; never changed once it is there
+    ROOT/NAME/DIGEST/.release   what it holds: sizes, chunks with their digests, and by which stat they hold
+    ROOT/NAME/DIGEST/.blocks    digests of its blocks, file by file as in `.release`
+    ROOT/NAME/.partial-DIGEST/  one on its way; a later run continues it
+
+A chunk is [start, end, digest], as in stagesource. The digests in `.release` count as long as size, mtime and inode of
+a file are as recorded, so that nothing needs to be read again to know what the host has.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as st
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from opsctl.agent import durable
+from opsctl.agent.protocol import AgentError
+
+MANIFEST, BLOCKS = ".release", ".blocks"
+PARTIAL = ".partial-"
+SHORT = 16  # hex digits of the digest in a release's name; the manifest has all
+
+Chunk = Sequence[Any]
+
+
+class Damaged(Exception):
+    """A `.release` that is none."""
+
+
+def places(root: str, name: str, digest: str) -> Tuple[str, str]:
+    """The folder of all releases of a name, and that of this one."""
+    if not all(c in "0123456789abcdef" for c in digest) or len(digest) != 64:
+        raise AgentError("invalid", "not a digest: %r" % digest)
+    top = os.path.join(os.path.abspath(os.path.expanduser(root)), plain(name))
+    return top, os.path.join(top, digest[:SHORT])
+
+
+def partial(top: str, digest: str) -> str:
+    """The folder in which a release comes together."""
+    return os.path.join(top, PARTIAL + digest[:SHORT])
+
+
+def plain(name: str) -> str:
+    """The name, if it stays in its folder and is none of ours."""
+    if os.sep in name or "\0" in name or name.startswith("."):
+        raise AgentError("invalid", "not a plain name: %r" % name)
+    return name
+
+
+def state(release: str, digest: str) -> str:
+    """absent | whole | changed."""
+    if not os.path.lexists(release):
+        return "absent"
+    try:
+        told = _manifest(release)
+    except Damaged:
+        return "changed"
+    if told is None or told["digest"] != digest:
+        return "changed"
+    intact = all(stat(os.path.join(release, name)) == file["stat"] for name, file in told["files"].items())
+    return "whole" if intact and set(os.listdir(release)) == {MANIFEST, BLOCKS, *told["files"]} else "changed"
+
+
+def stat(path: str) -> Optional[List[int]]:
+    """What tells whether a file is still as it was: size, mtime, inode."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns, info.st_ino] if st.S_ISREG(info.st_mode) else None
+
+
+def listed(top: str) -> List[str]:
+    """Releases of every name, the newest first; those in `top` before all others."""
+    root = os.path.dirname(top)
+    found = []
+    for folder in (os.path.join(root, name) for name in entries(root)):
+        paths = (os.path.join(folder, entry) for entry in entries(folder) if not entry.startswith("."))
+        whole = (path for path in paths if not os.path.islink(path) and os.path.exists(os.path.join(path, MANIFEST)))
+        found += [(folder == top, os.stat(path).st_mtime, path) for path in whole]
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def entries(folder: str) -> List[str]:
+    """What is in a folder; nothing if it cannot be looked into."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def held(release: str) -> Optional[Dict[str, Any]]:
+    """The chunks of a release's files that are as they were recorded. Raises Damaged."""
+    told = _manifest(release)
+    if told is None:
+        return None
+    files = {
+        name: file["chunks"]
+        for name, file in told["files"].items()
+        if stat(os.path.join(release, name)) == file["stat"]
+    }
+    return {"path": release, "files": files}
+
+
+def blocks(release: Dict[str, Any]) -> bytes:
+    """Digests of blocks, of all files that `release` (as `held` gave it) tells of; nothing if not all are there."""
+    told = _manifest(release["path"])
+    if told is None or list(told["files"]) != list(release["files"]):
+        return b""
+    try:
+        with open(os.path.join(release["path"], BLOCKS), "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+
+def describe(folder: str, digest: str, files: Dict[str, List[Chunk]], digests: bytes) -> None:
+    """Write what a folder that is to be a release holds. `digests`: of its blocks."""
+    told = {name: {"stat": stat(os.path.join(folder, name)), "chunks": chunks} for name, chunks in files.items()}
+    for name, data in ((BLOCKS, digests), (MANIFEST, durable.json_bytes({"digest": digest, "files": told}))):
+        durable.write(os.path.join(folder, name), data)
+        os.chmod(os.path.join(folder, name), 0o644)
+
+
+def _manifest(release: str) -> Optional[Dict[str, Any]]:
+    """What the release says it holds; None if it says nothing. Raises Damaged."""
+    path = os.path.join(release, MANIFEST)
+    if not os.path.lexists(path):
+        return None
+    told = durable.read_json(path)
+    if told is None or not isinstance(told.get("digest"), str) or not isinstance(told.get("files"), dict):
+        raise Damaged(path)
+    if not all(_is_file(name, file) for name, file in told["files"].items()):
+        raise Damaged(path)
+    return told
+
+
+def _is_file(name: str, told: Any) -> bool:
+    if os.sep in name or name.startswith(".") or not isinstance(told, dict):
+        return False
+    chunks, was = told.get("chunks"), told.get("stat")
+    return isinstance(was, list) and isinstance(chunks, list) and all(map(_is_chunk, chunks))
+
+
+def _is_chunk(told: Any) -> bool:
+    if not isinstance(told, list) or len(told) != 3:
+        return False
+    start, end, digest = told
+    return isinstance(start, int) and isinstance(end, int) and isinstance(digest, str) and 0 <= start < end

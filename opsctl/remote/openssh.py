@@ -1,0 +1,50 @@
+"""Further connections to a host by the system's own `ssh`, for moving a lot of data.
+
+It encrypts several times as fast as we do and each one on a processor of its own, and every connection brings its own
+window. Nothing is decided there that our own connection has not decided: the address, the user, the very host key and
+the very login key are given, no configuration is read, and nothing is asked. Where that cannot be said on a command
+line (passwords, jump hosts, proxy commands) there is no such connection.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from opsctl.remote.hostkeys import HostKey
+from opsctl.remote.login import Identity
+from opsctl.remote.ssh_config import Hop
+
+_ALIAS = "opsctl"  # what the host's key is filed under, in the file that holds nothing else
+_OPTIONS = (
+    *("BatchMode=yes", "StrictHostKeyChecking=yes", f"HostKeyAlias={_ALIAS}", "GlobalKnownHostsFile=none"),
+    *("UpdateHostKeys=no", "CheckHostIP=no", "PreferredAuthentications=publickey", "IdentitiesOnly=yes"),
+    *("ControlMaster=no", "ControlPath=none", "ClearAllForwardings=yes", "Compression=no", "LogLevel=ERROR"),
+    *("ConnectTimeout=30", "ServerAliveInterval=15", "TCPKeepAlive=yes"),
+    "Ciphers=aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,chacha20-poly1305@openssh.com",
+)
+
+
+def command(hops: tuple[Hop, ...], key: HostKey, identity: Identity, folder: Path) -> list[str] | None:
+    """The command that connects to the host as we did, None where there is none. What to run there is to follow.
+
+    Args:
+        key: what the host has shown and was known by.
+        identity: what it let us in by.
+        folder: a private one, for the files that `ssh` is given.
+    """
+    ssh, hop = shutil.which("ssh"), hops[-1]
+    if ssh is None or len(hops) > 1 or hop.proxy_command:
+        return None
+    known = folder / "known_hosts"
+    known.write_text(f"{_ALIAS} {key}\n")
+    if identity.file is not None:
+        login, agent = Path(identity.file), "none"
+    else:  # the agent has it: its public half says which one is meant
+        login, agent = folder / "id.pub", "SSH_AUTH_SOCK"
+        login.write_text(f"{identity.public}\n")
+    algorithms = "rsa-sha2-512,rsa-sha2-256" if key.type == "ssh-rsa" else key.type
+    own = (f'UserKnownHostsFile="{known}"', f"HostKeyAlgorithms={algorithms}", f"IdentityAgent={agent}")
+    options = [word for option in (*_OPTIONS, *own) for word in ("-o", option)]
+    to = ["-i", str(login), "-p", str(hop.port), "-l", hop.user, "--", hop.address]
+    return [ssh, "-F", "none", "-T", "-a", "-x", *options, *to]
