@@ -14,6 +14,8 @@ import http.client
 import json
 import os
 import re
+import shutil
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +29,7 @@ TIMEOUT = 60.0  # seconds without a byte
 MOST_TEXT = 32 << 20  # bytes of a listing or an index
 REDIRECTS = 5
 RESERVE = 64 << 20  # bytes left free on the disk
+UNUSED = 14 * 86400  # seconds after which what nobody asked for again is removed: releases are copies, and need it not
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*\Z")
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"[0-9a-f]{40}\Z")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -45,7 +48,8 @@ class Remote(NamedTuple):
 def folder(call: Context, source: str, endpoint: str, revision: str = "main") -> Dict[str, Any]:
     """Get `source`: an http(s) address of a folder, or ORG/NAME of the hub at `endpoint`.
 
-    Body: the token, or nothing. {path, revision, files, size, fetched: bytes that were}. Progress: {text, fraction}.
+    Body: the token, or nothing. {path, revision, files, size, fetched: bytes that were, removed: [path] of others that
+    were not asked for in a long time}. Progress: {text, fraction}.
     Raises AgentError: not-found, permission, no-space, failed.
     """
     web = _Web(call.body.decode() or None, source if "://" in source else endpoint)
@@ -61,7 +65,15 @@ def folder(call: Context, source: str, endpoint: str, revision: str = "main") ->
     with _alone(path):
         fetched = _all(call, web, path, found)
     size = sum(os.stat(os.path.join(path, file.name)).st_size for file in found)
-    return {"path": path, "revision": told, "files": len(found), "size": size, "fetched": fetched}
+    removed = _prune(path)
+    return {
+        "path": path,
+        "revision": told,
+        "files": len(found),
+        "size": size,
+        "fetched": fetched,
+        "removed": removed,
+    }
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
@@ -267,12 +279,31 @@ def _stat(path: str) -> Optional[List[int]]:
     return [info.st_size, info.st_mtime_ns, info.st_ino]
 
 
+def _prune(kept: str) -> List[str]:
+    """Remove the folders beside `kept` that nobody has asked for in a long time, nor asks for now."""
+    top, removed = os.path.dirname(kept), []
+    for entry in sorted(os.listdir(top)):
+        path = os.path.join(top, entry)
+        with contextlib.suppress(OSError):  # somebody else removes it, or it is none of ours
+            if path == kept or os.stat(os.path.join(path, ".lock")).st_mtime > time.time() - UNUSED:
+                continue
+            fd = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+                removed.append(path)
+            finally:
+                os.close(fd)
+    return removed
+
+
 @contextlib.contextmanager
 def _alone(path: str) -> Iterator[None]:
     """One at a time: whoever comes second finds everything there."""
     fd = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        os.utime(fd)  # when it was last asked for
         yield
     finally:
         os.close(fd)

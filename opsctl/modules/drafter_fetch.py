@@ -56,9 +56,9 @@ class DrafterFetch(Action[DrafterFetchArgs]):
         where = {"path": None, "host_path": None, ("host_path" if args.by == "host" else "path"): found["path"]}
         fetched = size(found["fetched"]) if found["fetched"] else "nothing"
         told = f"{found['files']} files, {size(found['size'])}, {fetched} fetched"
-        return Outcome(
-            values={**where, **{key: found[key] for key in ("revision", "files", "size", "fetched")}}, lines=(told,)
-        )
+        old = tuple(f"removed {path}: nobody has asked for it in two weeks" for path in found["removed"])
+        values = {key: found[key] for key in ("revision", "files", "size", "fetched", "removed")}
+        return Outcome(values={**where, **values}, lines=(told, *old))
 
 
 def asked(args: DrafterFetchArgs, environment: Any) -> Call:

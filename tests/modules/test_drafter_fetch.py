@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -165,6 +166,21 @@ def test_a_repository_arrives_at_one_commit_and_the_token_goes_to_the_hub_only(
     store.seen.clear()
     assert fetch(source="acme/draft@v2", by=by).values["fetched"] == 0
     assert store.seen == []
+
+
+def test_what_nobody_asked_for_in_a_long_time_is_removed_and_told(fetch: Fetch, web: Web, store: Web) -> None:
+    hub(web, store)
+    now = Path(fetch(source="acme/draft@v2", endpoint=web.url).values["path"])
+    old, recent = now.with_name("0" * 32), now.with_name("1" * 32)
+    for folder in (old, recent):
+        folder.mkdir()
+        (folder / ".lock").touch()
+    os.utime(old / ".lock", (0, 0))
+    os.utime(now / ".lock", (0, 0))
+    again = fetch(source="acme/draft@v2", endpoint=web.url)
+    assert again.values["removed"] == [str(old)]
+    assert str(old) in again.lines[1]
+    assert (old.exists(), recent.exists(), now.exists()) == (False, True, True)
 
 
 def test_weights_that_are_not_what_the_hub_says_are_refused(fetch: Fetch, web: Web, store: Web) -> None:
