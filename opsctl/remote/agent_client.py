@@ -118,7 +118,7 @@ class AgentClient:
                 except EOFError:
                     self.end(Unreachable("a file became shorter while it was sent", where=self._name))
                     raise
-                except OSError as error:
+                except (OSError, ValueError) as error:
                     self._lost(error)
         return pending
 
@@ -195,7 +195,7 @@ class AgentClient:
         except (OSError, ValueError) as error:  # ValueError: another thread has closed the pipe
             self._lost(error)
 
-    def _lost(self, error: OSError) -> NoReturn:
+    def _lost(self, error: OSError | ValueError) -> NoReturn:
         self._end_lost(_reason(error))
         assert self._dead
         raise self._dead from error
