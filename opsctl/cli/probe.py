@@ -92,7 +92,8 @@ def probe(
                 with probe_ab.without_speculation(reached) as plain:
                     known = probe_ab.baseline(plain, plan, template, reached.name, _progress())
     summary = summarise(measured, known)
-    noticed = findings(measured, summary, with_key=bool(key), simulated=reached.simulated)
+    with_key = bool(key or (reached.host and reached.host.sglang.api_key))
+    noticed = findings(measured, summary, with_key=with_key, simulated=reached.simulated)
     result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
     outcomes = gates.judge(wanted, result)
     result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]

@@ -94,7 +94,9 @@ def _remedy(group: Group, e: Evidence, first: DrafterFault) -> str:
     command = next((f.remedy for f in related if f.remedy.startswith("opsctl ")), None)
     if command is None and group.converts:
         command = f"opsctl drafter convert {shlex.quote(e.flags.draft_model or 'DIR')} NEW --to sglang"
-    return command or first.remedy or "opsctl drafter check DIR --full"
+    if command is None and first.remedy:
+        return f"{first.remedy}; then `opsctl deploy drafter FOLDER`"
+    return command or "opsctl drafter check DIR --full"
 
 
 def _group_of(fault: DrafterFault) -> Group | None:

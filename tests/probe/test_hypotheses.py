@@ -189,7 +189,7 @@ def test_ids_are_unique_and_json_is_complete() -> None:
     assert len(ids) == len(set(ids)) == len(CAUSES)
     assert all(h["predicts"] and h["seen"] for h in told["hypotheses"])
     assert told["cause"] == "lm-head-missing"
-    assert told["remedy"] == "add the tensor"
+    assert told["remedy"] == "add the tensor; then `opsctl deploy drafter FOLDER`"
 
 
 def test_the_remedy_is_a_command_where_there_is_one() -> None:
