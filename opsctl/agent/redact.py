@@ -8,7 +8,7 @@ parses, and masking twice changes nothing.
     out = redactor.feed(chunk) + ... + redactor.close()
 
 The result does not depend on where the stream is cut: whole lines are worked on, and a private key that spans lines is
-remembered from line to line. The patterns are in `secret_patterns`.
+remembered from line to line, as is a name whose value is on the next one. The patterns are in `secret_patterns`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 from typing import BinaryIO, Callable, Iterable, List, Match, Optional, Pattern, Set, Tuple
 from urllib.parse import quote
 
+from opsctl.agent.hanging import Hanging
 from opsctl.agent.secret_patterns import (
     IDENTITIES,
     KEY_BEGIN,
@@ -78,6 +79,7 @@ class Redactor:
         self._dropped = 0  # bytes left out of the line under way
         self._in_key = False
         self._key_prefix = 0  # length of what the log put before the key's first line
+        self._hanging = Hanging()
         self.masked = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -110,6 +112,8 @@ class Redactor:
         for i, line in enumerate(lines):
             if line and (self._identities or not _ROUTINE.match(line)):
                 lines[i] = self._clean(line)
+            elif line:
+                self._hanging.forget()
         return b"\n".join(lines)
 
     def _clean(self, line: bytes) -> bytes:
@@ -126,6 +130,10 @@ class Redactor:
                     if not (rule.prompt and self._keep_prompts):
                         line = rule.pattern.sub(self._by_rule(rule), line)
                     break
+        place = self._hanging.value_in(line)
+        if place:
+            self.masked += 1
+            line = line[: place[0]] + mask("value", line[place[0] : place[1]]) + line[place[1] :]
         for rule in self._identities:
             line = rule.pattern.sub(self._by_rule(rule), line)
         return line

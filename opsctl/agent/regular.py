@@ -32,7 +32,7 @@ def descriptor(path: str, flags: int = 0) -> int:
 
 def opened(path: str, flags: int = 0) -> BinaryIO:
     """The same as a stream without a buffer."""
-    return os.fdopen(descriptor(path, flags), "rb", buffering=0)  # type: ignore[return-value]  # FileIO is one
+    return os.fdopen(descriptor(path, flags), "rb", buffering=0)
 
 
 def whole(stream: BinaryIO, limit: int) -> bytes:

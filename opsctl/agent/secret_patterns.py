@@ -49,9 +49,9 @@ _WORDS = (
     rb"|access[_-]?key|account[_-]?key|secret[_-]?key|auth[_-]?key|master[_-]?key|encryption[_-]?key"
     rb"|(?:" + _KEY_OF + rb")[_-]?key|creds?|pass|pw|webhook|cookie|session[_-]?id|pat|auth"
 )
-_KEY = rb"(?P<key>(?<![\w-])[\w.-]{0,64}?(?:" + _WORDS + rb")[\w-]{0,32})"
+KEY = rb"(?P<key>(?<![\w-])[\w.-]{0,64}?(?:" + _WORDS + rb")[\w-]{0,32})"
 
-# Of these, each name in _KEY holds one.
+# Of these, each name in KEY holds one.
 _KEY_HINTS = (
     *(b"token", b"secret", b"pass", b"pwd", b"pw", b"key", b"cred", b"webhook", b"cookie", b"session", b"auth"),
     b"pat",
@@ -176,7 +176,7 @@ RULES: Tuple[Rule, ...] = (
     _rule(
         "argument",
         rb"(?i)--(?P<key>[\w-]{0,48}?(?:token|secret|passw(?:or)?d|passphrase|api[_-]?key|apikey|credentials?"
-        rb"|access[_-]?key|auth))(?:[=\s\x00]+|\\+(?:x00|u0000|0)|[\"'],\s*)(?P<q2>\\*[\"']?)(?P<value>(?!--)[^\s'\"\\,\x00\]]+)",
+        rb"|access[_-]?key|auth))(?:[=\s\x00]+|\\+(?:x00|u0000|0)|[\"'],\s*)(?P<q2>(?:\\*[\"'])?)(?P<value>(?!--)[^\s'\"\\,\x00\]]+)",
         b"--",
         keyed=True,
     ),
@@ -206,13 +206,13 @@ RULES: Tuple[Rule, ...] = (
     ),
     _rule(
         "value",
-        rb"(?is)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,4}(?::=|=>|=(?!=)|:)\s{0,4}b?" + _QUOTED,
+        rb"(?is)" + KEY + rb"(?:\\*[\"'])?\]?\s{0,4}(?::=|=>|=(?!=)|:)\s{0,4}b?" + _QUOTED,
         *_KEY_HINTS,
         keyed=True,
     ),
     _rule(
         "value",
-        rb"(?i)" + _KEY + rb"(?:\\*[\"'])?\]?\s{0,2}(?::=|=>|=(?!=))\s{0,2}(?P<value>" + _BARE + rb")",
+        rb"(?i)" + KEY + rb"(?:\\*[\"'])?\]?\s{0,2}(?::=|=>|=(?!=))\s{0,2}(?P<value>" + _BARE + rb")",
         *_KEY_HINTS,
         keyed=True,
     ),
@@ -223,11 +223,23 @@ RULES: Tuple[Rule, ...] = (
         *_KEY_HINTS,
         keyed=True,
     ),
+    # Text of several lines that is quoted on one: the name ends a line of it, the value is on the next.
+    _rule(
+        "value",
+        rb"(?i)"
+        + KEY
+        + rb"(?:\\*[\"'])?(?:[ \t]{0,4}[=:]?[ \t]{0,4}\\{3}|:[ \t]{0,4}(?:\[|[|>][+-]?)?\\+)[nr]"
+        + rb"(?:\\+[nrt]|[ \t]){0,32}\\*[\"']?(?P<value>"
+        + _BARE
+        + rb")",
+        *(b":\\", b": \\", b"[\\", b"-\\", b">\\", b"|\\", b"\\\\\\"),
+        keyed=True,
+    ),
     # As a terminal's colours have it: around the name, the value, or both.
     _rule(
         "value",
         rb"(?i)"
-        + _KEY
+        + KEY
         + rb"(?:\x1b\[[0-9;]{0,16}m)+\s{0,2}[=:]\s{0,2}(?:\x1b\[[0-9;]{0,16}m)*[\"']?(?P<value>"
         + _BARE
         + rb")",
@@ -236,16 +248,16 @@ RULES: Tuple[Rule, ...] = (
     ),
     _rule(
         "value",
-        rb"(?i)" + _KEY + rb"\s{0,2}[=:]\s{0,2}(?:\x1b\[[0-9;]{0,16}m)+[\"']?(?P<value>" + _BARE + rb")",
+        rb"(?i)" + KEY + rb"\s{0,2}[=:]\s{0,2}(?:\x1b\[[0-9;]{0,16}m)+[\"']?(?P<value>" + _BARE + rb")",
         b"\x1b[",
         keyed=True,
     ),
-    _rule("value", rb"(?<![\w-])[A-Z][A-Z0-9_]*_KEY=[\"']?(?P<value>[^\s'\"\x00/][^\s'\"\x00]{7,})", b"_key="),
+    _rule("value", rb"(?<![\w-])[A-Z][A-Z0-9_]*KEY=[\"']?(?P<value>[^\s'\"\x00/][^\s'\"\x00]{7,})", b"_key="),
     _rule("signature", rb"(?i)\bsignature=[\"']?(?P<value>[0-9a-f]{32,})", b"signature="),
     # What has no closing quote, what stands in a list, and what is said in words.
     _rule(
         "value",
-        rb"(?i)" + _KEY + rb"\s{0,2}[=:]\s{0,2}\\*[\"'](?P<value>[^\s\"'\\]{4,})(?:$|\\*[\"'])",
+        rb"(?i)" + KEY + rb"\s{0,2}[=:]\s{0,2}\\*[\"'](?P<value>[^\s\"'\\]{4,})(?:$|\\*[\"'])",
         *_KEY_HINTS,
         keyed=True,
     ),
@@ -372,9 +384,11 @@ _WEAK_END = re.compile(
 
 def benign(rule: Rule, found: Match[bytes]) -> bool:
     """Whether what a keyed pattern found is no secret: a count, a path, a word of the vocabulary, an empty setting."""
-    if not rule.keyed:
-        return False
-    key, value = found.group("key"), found.group("value")
+    return rule.keyed and harmless(found.group("key"), found.group("value"))
+
+
+def harmless(key: bytes, value: bytes) -> bool:
+    """The same of a name and its value."""
     if _NOT_SECRET.match(value) or _NAMES_A_FILE.match(key) or value == key.upper().replace(b"-", b"_"):
         return True
     strong = bool(_STRONG.search(key))

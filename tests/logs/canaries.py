@@ -174,6 +174,15 @@ CANARIES: list[Canary] = [
     _planted("in words", _take(_AN, 12), "the password is @@"),
     _planted("quote that does not close", _take(_AN, 12), "api_key='@@"),
     _planted("token as user name", _take(_AN, 24), "https://@@:x-oauth-basic@git.example.org/m.git"),
+    # on the line after its name
+    _planted("value on the next line of JSON", _take(_AN, 16), '{\n  "api_key":\n    "@@",\n  "port": 30000\n}'),
+    _planted("values in a list over lines", _take(_AN, 16), '"api_keys": [\n  "@@"\n],'),
+    _planted("value on the next line of YAML", _take(_AN, 16), "HF_TOKEN:\n  @@\nport: 30000"),
+    _planted("value folded in YAML", _take(_AN, 16), "password: >-\n  @@"),
+    _planted("value in a continued command", _take(_AN, 16), "sglang serve --api-key \\\n  @@ \\\n  --port 30000"),
+    _planted(
+        "value under a prefix", _take(_AN, 16), "Feb 08 03:00:01 box s[7]: HF_TOKEN:\nFeb 08 03:00:02 box s[7]:   @@"
+    ),
 ]
 
 # Lines that hold no secret although they look a little like it. They must come out as they went in.
@@ -196,4 +205,10 @@ INNOCENT: list[str] = [
     "LoadCredential=sglang.key:/etc/sglang/key",
     "ImportError: cannot import name 'token_to_kv_pool' from 'sglang.srt.mem_cache'",
     "http://127.0.0.1:30000/health and nats://gpu1:4222 and https://example.org/a@b",
+    "SyntaxError: unexpected token:\nunderneath",
+    "HF_TOKEN:\nport: 30000",
+    "max_tokens:\n  4096",
+    'eos_token:\n  "<|endoftext|>"',
+    "api_key_file:\n  /etc/opsctl/key",
+    "cache_key:\n  abcdef",
 ]
