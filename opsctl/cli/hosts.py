@@ -63,9 +63,12 @@ def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:
 def on_one(host: InventoryHost) -> Iterator[RemoteHost]:
     """The connection to one host. Raises Unreachable, HostKeyError, AuthFailed, UsageError."""
     from opsctl.cli import early
+    from opsctl.remote.answers import understood
 
     with early.reaching([host]) as connections:
-        yield connections.of(host.connection()).result().remote
+        remote = connections.of(host.connection()).result().remote
+        with understood(host.name):
+            yield remote
 
 
 def on_each(
@@ -75,10 +78,11 @@ def on_each(
     from concurrent.futures import ThreadPoolExecutor
 
     from opsctl.cli import early
+    from opsctl.remote.answers import understood
 
     def one(host: InventoryHost, connecting: Future[Connected]) -> Done[T]:
         try:
-            with connecting.result().remote as remote:
+            with connecting.result().remote as remote, understood(host.name):
                 return Done(host, work(remote, host))
         except OpsctlError as error:
             error.where = error.where or host.name

@@ -36,6 +36,7 @@ def status(
 ) -> int:
     """What runs where: process or unit, code, models, flags, GPU memory, and whether it generates tokens."""
     from opsctl.cli import server_look
+    from opsctl.remote.answers import understood
 
     key = os.environ.get(api_key_env)
     found, code = server_look.here(key) if here else server_look.there(inventory, host, key)
@@ -43,7 +44,8 @@ def status(
         typer.echo(json.dumps({name: [asdict(s) for s in servers] for name, servers in found.items()}))
         return code
     for name, servers in found.items():
-        _show(name, servers)
+        with understood(name):
+            _show(name, servers)
     return code
 
 

@@ -23,6 +23,7 @@ from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.remote.answers import understood
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
 
@@ -126,10 +127,11 @@ class Doing:
         module = modules.get(self.task.module)
         self._changing = isinstance(module, Action) and not module.read_only
         try:
-            if isinstance(module, Action):
-                result = self._act(module, item, timeout)
-            else:
-                result = self._bring_about(module, item, seen, timeout)
+            with understood(self.session.name):
+                if isinstance(module, Action):
+                    result = self._act(module, item, timeout)
+                else:
+                    result = self._bring_about(module, item, seen, timeout)
         except Undecided as error:
             result = Result("unknown", error.reason)
         except UsageError as error:

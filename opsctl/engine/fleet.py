@@ -24,6 +24,7 @@ from opsctl.engine.undo import tell_undone, undo
 from opsctl.engine.waiting import Interrupted
 from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
+from opsctl.remote.answers import understood
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (
@@ -124,12 +125,14 @@ class Fleet:
         """A play on a host, to its end, whatever that is."""
         try:
             try:
-                it = on_host(session)
-                HostRun(it, session, _deadline(play, it)).run(None if self.info.check else play.lock)
-                if session.supervised:
-                    self._confirm(session)
+                with understood(session.name):
+                    it = on_host(session)
+                    HostRun(it, session, _deadline(play, it)).run(None if self.info.check else play.lock)
+                    if session.supervised:
+                        self._confirm(session)
             except OpsctlError as error:
-                self._failed(play, session, error)
+                with understood(session.name):
+                    self._failed(play, session, error)
         except OpsctlError as error:
             self._end(session, Ended(*_plain_end(error), error))
 

@@ -288,7 +288,8 @@ def _error(error: dict[str, Any], host: str) -> OpsctlError:
     kind, message = str(error.get("kind", "failed")), str(error.get("message", "failed"))
     fields = {k: v for k, v in error.items() if k not in ("kind", "message")}
     if kind == "locked":
-        return locked(message, fields.get("holder") or {}, host)
+        holder = fields.get("holder")
+        return locked(message, holder if isinstance(holder, dict) else {}, host)
     if kind == "conflict":
         return Conflict(message, kind=kind, where=host, fields=fields)
     hint = None
