@@ -55,7 +55,7 @@ def gather(
     env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + smi.FOLDERS]))
     began = time.monotonic()
     entries = gpuproc.table(root)
-    stuck = smi.stuck(root)
+    stuck = smi.stuck(root, {e["pid"]: e["state"] for e in entries if e["comm"] == smi.NAME})
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick),
         "klog": lambda: _kernel_log(call, env, keep),

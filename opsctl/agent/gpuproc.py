@@ -61,10 +61,11 @@ def interesting(
     wanted = {r["main_pid"] for r in records if r.get("main_pid")} | named
     by_pid = {e["pid"]: e for e in entries}
     for e in entries:
+        group = _cgroup(_folder(root, e["pid"])) if cgroups or containers else ""
         ours = (
             e["sid"] in sids
-            or any(e["cgroup"] == c or e["cgroup"].startswith(c.rstrip("/") + "/") for c in cgroups)
-            or any(c in e["cgroup"] for c in containers)
+            or any(group == c or group.startswith(c.rstrip("/") + "/") for c in cgroups)
+            or any(c in group for c in containers)
         )
         if ours or e["holds_gpu"] or _TITLE.search(e["cmdline"]) or e["comm"].startswith("sglang"):
             wanted.add(e["pid"])
@@ -74,30 +75,29 @@ def interesting(
 
 
 def _entry(root: str, pid: int) -> Optional[Dict[str, Any]]:
-    folder = os.path.join(root, "proc", str(pid))
+    folder = _folder(root, pid)
     stat = _stat(folder)
     if stat is None or stat["ppid"] == 2 or pid == 2:
         return None
-    cgroup = _text(folder, "cgroup").strip().splitlines()
     return dict(
         stat,
         pid=pid,
         # setproctitle overwrites argv and leaves NULs behind; of a long command line the front is enough.
         cmdline=_text(folder, "cmdline").replace("\0", " ").strip()[:300],
-        cgroup=cgroup[-1].split(":", 2)[-1] if cgroup else "",
         holds_gpu=_holds_gpu(folder),
     )
 
 
 def _details(root: str, entry: Dict[str, Any], boot: float) -> Dict[str, Any]:
     """What is sent about a process besides. boot: when the host was started, 0 where that does not matter."""
-    folder = os.path.join(root, "proc", str(entry["pid"]))
+    folder = _folder(root, entry["pid"])
     status = dict(line.split(":\t", 1) for line in _text(folder, "status").splitlines() if ":\t" in line)
     started = boot + entry["ticks"] / os.sysconf("SC_CLK_TCK")
     pending = int(status.get("SigPnd", "0").strip() or "0", 16) | int(status.get("ShdPnd", "0").strip() or "0", 16)
     return {
         "uid": int(status.get("Uid", "-1").split()[0]),
         "exe": _link(folder, "exe"),
+        "cgroup": _cgroup(folder),
         "wchan": _text(folder, "wchan").strip(),
         "started": started,
         "age": max(0.0, time.time() - started) if boot else 0.0,
@@ -119,6 +119,15 @@ def _stat(folder: str) -> Optional[Dict[str, Any]]:
         "sid": int(fields[3]),
         "ticks": int(fields[19]),
     }
+
+
+def _cgroup(folder: str) -> str:
+    lines = _text(folder, "cgroup").strip().splitlines()
+    return lines[-1].split(":", 2)[-1] if lines else ""
+
+
+def _folder(root: str, pid: int) -> str:
+    return os.path.join(root, "proc", str(pid))
 
 
 def _holds_gpu(folder: str) -> bool:

@@ -15,9 +15,10 @@ STAYS = 0.5  # seconds in which a process that only passes through D state has l
 FOLDERS = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/usr/bin:/bin:/usr/lib/wsl/lib"
 
 
-def stuck(root: str = "/") -> List[int]:
-    """Earlier ones that hang in the kernel. While one does, another would hang as well."""
-    found = [pid for pid, state in gpuproc.called(root, NAME).items() if state == "D"]
+def stuck(root: str = "/", seen: Optional[Dict[int, str]] = None) -> List[int]:
+    """Earlier ones that hang in the kernel. While one does, another would hang as well. seen: all, with their state."""
+    states = gpuproc.called(root, NAME) if seen is None else seen
+    found = [pid for pid, state in states.items() if state == "D"]
     if found:
         time.sleep(STAYS)
     now = gpuproc.states(root, found)

@@ -6,7 +6,6 @@ only what connecting needs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +18,6 @@ from opsctl.remote.spec import ConnectionSpec
 
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
-
-_SWITCH = 0.0005  # seconds between threads: each packet is waited for by one while another imports the rest of us
 
 
 @dataclass(slots=True)
@@ -39,7 +36,6 @@ class Early:
         first = known.first(self.words)
         if first is None or not first.hosts:
             return
-        sys.setswitchinterval(_SWITCH)
         self.connections.at_once = first.at_once
         self.connections.begin(first.hosts)
         if any(spec.connection == "ssh" for spec in first.hosts):

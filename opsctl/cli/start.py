@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -10,6 +11,8 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     """Carry out the command line of this process."""
+    # What is loaded stays: looking through it for garbage at every 700th object takes a tenth of a short run's time.
+    gc.set_threshold(20_000, 50, 100)
     words = sys.argv[1:]
     _fit_for_output()
     if words and not words[0].startswith("-"):
