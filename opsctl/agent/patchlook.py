@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import serverargv, servers, source
+from opsctl.agent import draftnames, serverargv, servers, source
 from opsctl.agent.protocol import AgentError, Context, Reply
-
-_CONFIG_LIMIT = 4 << 20
 
 
 def look(
@@ -23,12 +20,15 @@ def look(
     model: Optional[str] = None,
     python: Optional[str] = None,
     path: Optional[str] = None,
+    drafter: Optional[str] = None,
 ) -> Reply:
     """`source.gather` of the tree, with the servers of the host and what they import. Without `root`: the tree served.
 
     The classes of the target's config.json are gathered too: `model`, or what the server on `port` serves.
     `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
-    Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path]}.
+    `drafter`: folder of the draft model, where no server runs that names one.
+    Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path],
+    drafter: as draftnames.told | None}.
     """
     found = servers.find(call)
     serving = next((one for one in found if serverargv.port(one["argv"]) == port), None)
@@ -41,7 +41,9 @@ def look(
         raise AgentError(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
-    architectures = _architectures(model or (serverargv.value(serving["argv"], serverargv.MODEL) if serving else None))
+    argv = serving["argv"] if serving else []
+    architectures = draftnames.architectures(model or serverargv.value(argv, serverargv.MODEL))
+    drafter = serverargv.value(argv, serverargv.DRAFTER) or drafter
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
     asking.join()
     top = os.path.join(reply.result["root"], reply.result["prefix"])
@@ -50,6 +52,7 @@ def look(
         "servers": found,
         "architectures": architectures,
         "imported": os.path.realpath(asking.imported) if asking.imported else None,
+        "drafter": draftnames.told(drafter) if drafter else None,
         "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
     }
     return Reply(dict(reply.result, **more), reply.body)
@@ -84,16 +87,6 @@ def _root_of(package: str) -> str:
     """The tree of a package folder: the checkout, where it is python/sglang, else the folder that contains it."""
     above = os.path.dirname(os.path.realpath(package))
     return os.path.dirname(above) if os.path.basename(above) == "python" else above
-
-
-def _architectures(model: Optional[str]) -> List[str]:
-    """The model classes that a folder's config.json names; none where it cannot be told."""
-    try:
-        with open(os.path.join(os.path.expanduser(model or ""), "config.json"), "rb") as stream:
-            told = json.loads(stream.read(_CONFIG_LIMIT))
-        return [str(name) for name in told["architectures"]]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
 
 
 def _environment(path: Optional[str]) -> Dict[str, str]:

@@ -70,7 +70,7 @@ def status(remote: RemoteHost, host: InventoryHost, wanted: Wanted) -> Status:
     names = [name for name in wanted.names if name not in {diff.name for diff in diffs}]
     chosen: tuple[Patch, ...] = ()
     if names or not wanted.names:
-        chosen = patching.chosen(looked.tree, names, looked.architectures, wanted.states, wanted.target)
+        chosen = patching.chosen(looked.tree, names, looked.architectures, wanted.states, wanted.target, looked.drafter)
     entries: tuple[patchset.Entry, ...] = ()
     changes: tuple[patchset.FileEdit, ...] = ()
     if diffs:

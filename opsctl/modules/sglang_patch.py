@@ -146,7 +146,7 @@ def _planned(args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply], site:
     names = [name for name in args.patches or () if name not in diffs]
     patches: tuple[Patch, ...] = ()
     if names or args.patches is None:
-        patches = patching.chosen(looked.tree, names, looked.architectures, own.states, args.target)
+        patches = patching.chosen(looked.tree, names, looked.architectures, own.states, args.target, looked.drafter)
     entries, changes = patching.tried(diffs, seen[1]) if diffs else ((), ())
     return patching.plan(looked.tree, patches, entries, changes)
 

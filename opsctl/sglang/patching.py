@@ -11,9 +11,11 @@ from typing import Any
 from opsctl.agent import serverargv
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Exit
-from opsctl.sglang import command, launch, patchset, proofs
+from opsctl.sglang import command, draftpatches, launch, patchset, proofs
 from opsctl.sglang import tree as trees
-from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
+from opsctl.sglang.draftpatches import Drafter
+from opsctl.sglang.patches import ALL, KIMI_K25, Patch, eagle3_capture
+from opsctl.sglang.patches.left_out import LeftOut
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.patchset import CAPTURE, Entry, FileEdit, Plan, Report
 from opsctl.sglang.tree import SourceTree
@@ -29,6 +31,7 @@ class Place:
         model: folder of the target; its config.json names the class.
         python: interpreter that serves.
         path: its PYTHONPATH.
+        drafter: folder of the draft model that its command names.
     """
 
     root: str | None
@@ -36,6 +39,7 @@ class Place:
     model: str | None = None
     python: str | None = None
     path: str | None = None
+    drafter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Looked:
     Attributes:
         architectures: classes of the target, where they could be told.
         imported: folder of the `sglang` package that the server imports, or its interpreter would, where told.
+        drafter: the draft model, None where the host has none that is known.
         readonly: files, by their path inside the package, that could not be replaced.
     """
 
@@ -65,6 +70,7 @@ class Looked:
     architectures: tuple[str, ...]
     imported: str | None
     readonly: frozenset[str]
+    drafter: Drafter | None = None
 
     @property
     def package(self) -> str:
@@ -94,6 +100,7 @@ def place(settings: Mapping[str, Any], root: str | None = None) -> Place:
         model=settings.get("model_path") or (started.model if started else None),
         python=command.interpreter(settings) if named else first,
         path=path if isinstance(path, str) else None,
+        drafter=started.draft_model if started else None,
     )
 
 
@@ -103,6 +110,8 @@ def request(place: Place, names: Iterable[str] = (), target: str | None = None, 
     asked = trees.request("", [*classes, *([target] if target else [])], files).args
     del asked["everywhere"]
     more = {"root": place.root, "port": place.port, "model": place.model, "python": place.python, "path": place.path}
+    if place.drafter is not None:
+        more["drafter"] = place.drafter
     return Call("patchlook.look", {**asked, **more})
 
 
@@ -115,6 +124,7 @@ def received(reply: Reply) -> Looked:
         architectures=tuple(told["architectures"]),
         imported=told["imported"],
         readonly=frozenset(told["readonly"]),
+        drafter=draftpatches.received(told["drafter"]),
     )
 
 
@@ -124,10 +134,12 @@ def chosen(
     architectures: Sequence[str],
     states: Sequence[EndState] = (),
     target: str | None = None,
+    drafter: Drafter | None = None,
 ) -> tuple[Patch, ...]:
     """The patches of these names, else what `target` needs, else all that a host may need; and `states`.
 
-    architectures: classes of the host's target, where they are known. Raises UsageError for a name that is none.
+    architectures: classes of the host's target, where they are known. drafter: its draft model, which decides about
+    patches that are not named. Raises UsageError for a name that is none.
     """
     own = {state.name: state for state in states}
     classes = [target] if target else architectures
@@ -144,10 +156,11 @@ def chosen(
         return tuple(found)
     if target:
         return (*patchset.for_target(tree, patchset.select((), target=target), target), *states)
+    known = draftpatches.for_drafter(ALL, drafter)
     if architectures and KIMI_K25.class_name not in architectures:
-        about_others: Patch = _AnotherTarget(KIMI_K25, architectures[0])
-        return (*wrappers, *(about_others if patch is KIMI_K25 else patch for patch in ALL), *states)
-    return (*wrappers, *ALL, *states)
+        about_others: Patch = LeftOut(KIMI_K25, f"the target of this host is {architectures[0]}")
+        known = tuple(about_others if patch is KIMI_K25 else patch for patch in known)
+    return (*wrappers, *known, *states)
 
 
 def trying(root: str, diffs: Sequence[bytes]) -> Call:
@@ -206,31 +219,6 @@ def making(
     if proof is not None:
         args["script"] = proof.args["script"]
     return Call("patching.apply", args, b"".join([*(e.after or b"" for e in edits), proof.body if proof else b""]))
-
-
-@dataclass(frozen=True, slots=True)
-class _AnotherTarget:
-    """A patch about one target class, on a host that serves another one."""
-
-    patch: Patch
-    target: str
-
-    @property
-    def name(self) -> str:
-        return self.patch.name
-
-    @property
-    def about(self) -> Any:
-        return self.patch.about
-
-    def look(self, tree: SourceTree) -> Finding:
-        found = finding(self.patch, tree)
-        if found.status in (Status.NEEDED, Status.CONFLICT):
-            return replace(found, status=Status.NOT_APPLICABLE, reason=f"the target of this host is {self.target}")
-        return found
-
-    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
-        return {}
 
 
 def _running(server: Mapping[str, Any]) -> Running:

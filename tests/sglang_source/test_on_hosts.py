@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -447,3 +448,47 @@ def test_a_status_costs_one_look(box: Box, cli: Cli, slow_link: Callable[[float]
         assert cli("patch", "sglang", "--status").code == Exit.CHANGES
         costs.append(proxy.turns)
     assert min(costs) <= alone + 2  # large answers come in several pieces, and agent modules may be asked for
+
+
+def a_drafter(folder: Path, architecture: str, tensor: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    header = json.dumps({tensor: {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "not_needed"),
+    [
+        ("LlamaForCausalLMEagle3", "model.layers.0.hidden_norm.weight", set()),
+        ("LlamaForCausalLMEagle3", "midlayer.hidden_norm.weight", {"eagle3-loader-names"}),
+        (
+            "Eagle3DeepseekV2ForCausalLM",
+            "layers.0.hidden_norm.weight",
+            {"eagle3-loader-names", "eagle3-loader-strict", "eagle3-d2t-guard", "eagle3-fc-guard"},
+        ),
+    ],
+)
+def test_the_draft_model_says_which_of_its_patches_are_needed(
+    box: Box, cli: Cli, architecture: str, tensor: str, not_needed: set[str]
+) -> None:
+    drafter = a_drafter(box.folder / "drafter", architecture, tensor)
+    box.settings = {"launch": {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": str(drafter)}}
+    said = cli("patch", "sglang", "--status", "--json")
+    assert {name for name, word in statuses(said).items() if word == "not-applicable"} == not_needed
+    assert all(str(drafter) in p["reason"] for p in said.json["patches"] if p["name"] in not_needed)
+    assert cli("patch", "sglang").code == Exit.DONE
+    applied = {
+        name for name, word in statuses(cli("patch", "sglang", "--status", "--json")).items() if word == "applied"
+    }
+    assert applied == set(statuses(said)) - not_needed
+    if not_needed:  # by its name it is to be had all the same
+        assert statuses(cli("patch", "sglang", "--status", "--json", "eagle3-loader-names")) == {
+            "eagle3-loader-names": "needed"
+        }
+
+
+def test_a_draft_model_that_is_not_there_leaves_nothing_out(box: Box, cli: Cli) -> None:
+    box.settings = {"launch": {"speculative-draft-model-path": "lmsys/on-the-hub"}}
+    assert set(statuses(cli("patch", "sglang", "--status", "--json")).values()) == {"needed"}

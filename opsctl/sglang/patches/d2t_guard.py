@@ -82,7 +82,10 @@ class D2tGuard:
         raised = first_raise(code)
         if raised is None:
             return Finding(
-                Status.NEEDED, DRAFTER, branch.lineno, "whatever d2t holds is added to arange and used as token ids"
+                Status.NEEDED,
+                DRAFTER,
+                branch.lineno,
+                "a guard: what d2t holds becomes token ids unchecked",
             )
         seen = identifiers(code)
         lacking = [what for what, names in _COVERS.items() if not names & seen]

@@ -60,7 +60,10 @@ class FcGuard:
                     "forward raises already; looked for a comparison with fc's input width, found another",
                 )
         return Finding(
-            Status.NEEDED, DRAFTER, use.lineno, "fc is skipped unseen when the features have the hidden size already"
+            Status.NEEDED,
+            DRAFTER,
+            use.lineno,
+            "a guard: features of the hidden size pass fc by unseen",
         )
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:

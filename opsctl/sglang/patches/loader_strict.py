@@ -71,7 +71,7 @@ class LoaderStrict:
                 Status.NEEDED,
                 DRAFTER,
                 found.loop.lineno,
-                "load_weights drops tensors it does not know and never counts parameters",
+                "a guard: load_weights drops tensors it does not know and never counts parameters",
             )
         recorded = _recorded(found) & identifiers(found.rest)
         if len(recorded) >= 2:

@@ -1,0 +1,50 @@
+"""What a served draft model is, in few words: its classes, and what it calls its layers. Headers alone are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from typing import Any, Dict, List, Optional
+
+_CONFIG_LIMIT = 4 << 20
+_HEADER_LIMIT = 16 << 20
+_MOST = 100
+_OF_A_LAYER = re.compile(r"(^|\.)(midlayer|layers\.\d+)\.")
+
+
+def told(path: str) -> Dict[str, Any]:
+    """{path, architectures, layers}: `layers` are names of its layers' tensors, None where they cannot be read here."""
+    folder = os.path.expanduser(path)
+    return {"path": path, "architectures": architectures(path), "layers": _layers(folder)}
+
+
+def architectures(model: Optional[str]) -> List[str]:
+    """The model classes that a folder's config.json names; none where it cannot be told."""
+    try:
+        with open(os.path.join(os.path.expanduser(model or ""), "config.json"), "rb") as stream:
+            config = json.loads(stream.read(_CONFIG_LIMIT))
+        return [str(name) for name in config["architectures"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _layers(folder: str) -> Optional[List[str]]:
+    try:
+        files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+        names = [name for file in files for name in _header(os.path.join(folder, file))]
+    except (OSError, ValueError, struct.error):
+        return None
+    return sorted(name for name in names if _OF_A_LAYER.search(name))[:_MOST] if names else None
+
+
+def _header(path: str) -> Dict[str, Any]:
+    with open(path, "rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > _HEADER_LIMIT:
+            raise ValueError("a header of %d bytes" % length)
+        header = json.loads(stream.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no object")
+    return header
