@@ -127,7 +127,7 @@ def open_folder(path: str, read: Reader = here, *, full: bool = False, follow_li
     except AgentError as error:
         raise _explained(error, path) from None
     result, body = reply
-    containers = tuple(_container(raw) for raw in result["containers"])
+    containers = tuple(_container(raw, path) for raw in result["containers"])
     raw_config, config_problem, repeated = _object(result["config"])
     raw_index, index_problem, _ = _object(result["index"], strict=True)
     weight_map = None
@@ -135,7 +135,7 @@ def open_folder(path: str, read: Reader = here, *, full: bool = False, follow_li
         weight_map, index_problem = _weight_map(raw_index)
     return Folder(
         path=path,
-        files=tuple(File(**entry) for entry in result["files"]),
+        files=tuple(_file(entry, path) for entry in result["files"]),
         raw_config=raw_config,
         config_problem=config_problem,
         weight_map=weight_map,
@@ -168,8 +168,23 @@ def _explained(error: AgentError, path: str) -> OpsctlError:
     return RemoteError(error.message, kind=error.kind, where=path)
 
 
-def _container(raw: Mapping[str, Any]) -> Container:
+_FILE: Mapping[str, type | tuple[type, ...]] = {
+    **{"name": str, "kind": str, "size": int, "mtime": int, "inode": int},
+    **{"link": (str, type(None)), "outside": bool},
+}
+
+
+def _file(raw: Any, path: str) -> File:
+    """What a host tells of a file; what else it tells does not matter."""
+    if not isinstance(raw, Mapping) or not all(isinstance(raw.get(name), kind) for name, kind in _FILE.items()):
+        raise RemoteError("the host's answer about a file is not understood", where=path)
+    return File(**{name: raw[name] for name in _FILE})
+
+
+def _container(raw: Mapping[str, Any], path: str) -> Container:
     tensors = tuple(Tensor(name, dtype, tuple(shape), raw["file"], a, b) for name, dtype, shape, a, b in raw["tensors"])
+    if not all(len(counts) == len(Sample._fields) for counts in raw["samples"]):
+        raise RemoteError("the host's answer about samples is not understood", where=path)
     samples = {t.name: Sample(*counts) for t, counts in zip(tensors, raw["samples"], strict=False)}
     return Container(raw["file"], tensors, samples, _problem(raw["problem"]))
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from opsctl.agent.protocol import Call, Reply
 from opsctl.agent.safetensors import header_length
+from opsctl.drafter.folder import here, open_folder
+from opsctl.errors import RemoteError
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
 from tests.drafter.conftest import Judge
@@ -70,3 +73,19 @@ def test_a_link_out_of_the_folder_is_refused_whatever_it_points_at(where: str, t
 def test_a_folder_of_something_else_is_called_by_its_name(name: str, said: str, tmp_path: Path, judged: Judge) -> None:
     (tmp_path / name).write_bytes(b"{}")
     assert said in " ".join(f.detail for f in judged(tmp_path).findings)
+
+
+def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None:
+    build.torchspec().write(tmp_path / "d")
+
+    def newer(call: Call) -> Reply:
+        result, body = here(call)
+        return Reply({**result, "files": [{**file, "owner": "root"} for file in result["files"]]}, body)
+
+    def odd(call: Call) -> Reply:
+        result, body = here(call)
+        return Reply({**result, "files": [{"name": 5}]}, body)
+
+    assert open_folder(str(tmp_path / "d"), newer).files == open_folder(str(tmp_path / "d")).files
+    with pytest.raises(RemoteError, match="not understood"):
+        open_folder(str(tmp_path / "d"), odd)
