@@ -21,6 +21,8 @@ _OPTIONS = (
     *("UpdateHostKeys=no", "CheckHostIP=no", "PreferredAuthentications=publickey", "IdentitiesOnly=yes"),
     *("ControlMaster=no", "ControlPath=none", "ClearAllForwardings=yes", "Compression=no", "LogLevel=ERROR"),
     *("ConnectTimeout=30", "ServerAliveInterval=15", "TCPKeepAlive=yes"),
+    # As ours agrees on; the hybrid ones of OpenSSH take 50 ms of processor time more, on either side.
+    "KexAlgorithms=curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256,diffie-hellman-group14-sha256",
     "Ciphers=aes128-gcm@openssh.com,aes256-gcm@openssh.com,aes128-ctr,chacha20-poly1305@openssh.com",
 )
 

@@ -25,7 +25,7 @@ LOAD = 2 << 20  # bytes that are sent as one: the most that waits in memory is t
 IN_FLIGHT = 3
 MUCH = 64 << 20  # bytes from which on further connections pay: each takes 0.1 s of processor time on both sides
 STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection (MaxSessions)
-APART, APART_FAR = 2, 8  # connections; sshd has at most 10 that have not logged in yet (MaxStartups)
+APART, APART_FAR = 2, 8  # connections; sshd refuses some from 10 on that have not logged in yet (MaxStartups)
 
 
 class Part(NamedTuple):
@@ -110,7 +110,8 @@ class _Sending:
             if self._connect:
                 self._apart_wanted = APART_FAR if self.far else APART
             self._begin(threads, self._apart, self._apart_wanted)
-            self._begin(threads, self._channel, min(STREAMS_FAR if self.far else STREAMS, len(self.todo)))
+            channels = STREAMS_FAR if self.far and not self._connect else STREAMS
+            self._begin(threads, self._channel, min(channels, len(self.todo)))
             for thread in threads:
                 thread.join()
             if self.todo and not self.failed and not self.cancelled():  # connections of their own broke after all
