@@ -73,7 +73,9 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     (servers,) = ask([Call("servers.find", {"locate": True})])
     if isinstance(servers, Exception):
         raise servers
-    process = choose(servers.result, asked.port, asked.usual_port)
+    # Where the inventory says where the host's own server writes, another on the machine is not taken for it.
+    port = asked.usual_port if asked.usual_log and asked.port is None else asked.port
+    process = choose(servers.result, port, asked.usual_port)
     started = launch.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []

@@ -19,6 +19,9 @@ from opsctl.agent.protocol import Context
 from opsctl.cli.main import run
 from opsctl.errors import Exit, UsageError
 from opsctl.sglang import gather
+from opsctl.sglang.causes import CAUSES
+from opsctl.sglang.hypotheses import diagnose as walk
+from opsctl.sglang.seen import evidence
 
 KIT = Path(__file__).parents[1] / "real"
 sys.path.insert(0, str(KIT))
@@ -136,3 +139,14 @@ def test_several_servers_are_not_guessed_between() -> None:
     assert caught.value.hint == "name one by --port: 30000, 30001"
     assert gather.choose(two, 30001) is two[1]
     assert gather.choose([], None) is None
+
+
+def test_a_server_of_others_is_not_taken_for_the_one_that_died(tmp_path: Path) -> None:
+    log = KIT.parent / "data" / "logs" / "0.5.9-k25-good-stock.log"
+    asked = gather.Asked(usual_port=31997, usual_log=str(log))
+    with process(tmp_path, "--port", "31998"):
+        seen = gather.look(gather.here, lambda port: pytest.fail(f"asked the server on {port}"), asked)
+    assert seen.process is None
+    cause = walk(evidence(seen), CAUSES).cause
+    assert cause is not None
+    assert cause.id == "target-methods-missing"
