@@ -159,14 +159,16 @@ def duration(given: str | None) -> float | None:
 
 
 def _show(found: dict[str, Summary]) -> None:
+    from opsctl.remote.answers import understood
     from opsctl.sglang import log_lines
     from opsctl.text import printable
 
     for name, one in found.items():
         if len(found) > 1:
             typer.secho(name, bold=True)
-        for line in log_lines.lines(one):
-            typer.echo(printable(line))
+        with understood(name):
+            for line in log_lines.lines(one):
+                typer.echo(printable(line))
 
 
 def _write(path: Path, text: str) -> None:
