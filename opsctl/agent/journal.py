@@ -85,12 +85,14 @@ def runs(call: Context, limit: int = 50) -> Dict[str, Any]:
 
     Those that can be resumed come with their last checkpoint.
     """
-    records = sorted((runlog.read(name) for name in runlog.names()), key=lambda r: r.begun, reverse=True)
-    found = []
-    for record in records[:limit]:
-        found.append(_summary(record))
-        if not record.closed:
-            found[-1]["checkpoint"] = _checkpoint(record.run)
+    found: List[Dict[str, Any]] = []
+    for name in sorted(runlog.names(), key=runlog.begun, reverse=True)[:limit]:
+        with contextlib.suppress(AgentError):  # it has been pruned meanwhile
+            record = runlog.read(name)
+            one = _summary(record)
+            if not record.closed:
+                one["checkpoint"] = _checkpoint(name)
+            found.append(one)
     return {"runs": found}
 
 
@@ -131,7 +133,12 @@ def _summary(record: runlog.Record) -> Dict[str, Any]:
 
 
 def _prune(keep: int) -> List[str]:
-    ended = [record for record in (runlog.read(name) for name in runlog.names()) if record.outcome]
+    ended = []
+    for name in runlog.names():
+        with contextlib.suppress(AgentError):  # another one prunes, too
+            record = runlog.read(name)
+            if record.outcome:
+                ended.append(record)
     ended.sort(key=lambda record: record.ended, reverse=True)
     removed = []
     for record in ended[keep:]:

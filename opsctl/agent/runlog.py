@@ -148,6 +148,15 @@ def names() -> List[str]:
     return sorted(name for name in os.listdir(_runs()) if _VALID.match(name))
 
 
+def begun(run: str) -> float:
+    """When a run began, from the first line of its log alone; 0 where that cannot be told."""
+    try:
+        with open(os.path.join(_runs(), run, "log"), "rb") as file:
+            return float(json.loads(file.readline())["at"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0
+
+
 def read(run: str) -> Record:
     """A run as far as it has come. Raises AgentError not-found."""
     lines = []

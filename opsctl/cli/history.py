@@ -40,11 +40,13 @@ def history(
 
 
 def _end(row: dict[str, Any]) -> str:
-    return str(row.get("summary") or row["outcome"])
+    end = str(row.get("summary") or row["outcome"])
+    undone, others = row.get("undone"), set(row.get("hosts", ())) - set(row.get("undone", ()))
+    return end + (f", undone later{f' on {few(undone)}' if others else ''}" if undone else "")
 
 
 def _of_this_machine(limit: int) -> list[dict[str, Any]]:
-    from opsctl.report.record import names, read
+    from opsctl.report.record import names, read, undone
 
     rows = []
     for name in names()[:limit]:
@@ -53,7 +55,7 @@ def _of_this_machine(limit: int) -> list[dict[str, Any]]:
         rows.append({
             "run": name, "started": started.get("started", "?"), "playbook": started.get("playbook", "?"),
             "hosts": list(started.get("hosts", ())), "outcome": ended.get("outcome", "did not finish"),
-            "exit_code": ended.get("exit_code"),
+            "exit_code": ended.get("exit_code"), "undone": sorted(undone(name)),
         })  # fmt: skip
     return rows
 

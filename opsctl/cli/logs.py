@@ -139,13 +139,25 @@ def scan_here(files: list[Path]) -> dict[str, Any]:
         if file.is_dir():
             raise UsageError(f"{file} is a folder", hint="name the log file in it")
     try:
-        return scan_files([str(file) for file in files])
+        found = scan_files([str(file) for file in files])
     except AgentError as error:
         if error.kind == "not-found":
             raise UsageError(error.message) from None
         if error.kind == "missing-tool":
             raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
         raise RemoteError(error.message, kind=error.kind) from None
+    if not any(found[key] for key in ("marks", "first_at", "samples", "ranks")):
+        raise _no_log(files[-1], found["lines"])
+    return found
+
+
+def _no_log(file: Path, lines: int) -> Unreadable:
+    with file.open("rb") as stream:
+        utf16 = stream.read(2) in (b"\xff\xfe", b"\xfe\xff")
+    if utf16:
+        return Unreadable(f"{file} is UTF-16 text", hint=f"make it UTF-8 first: iconv -f UTF-16 -t UTF-8 {file}")
+    what = f"nothing in its {lines} lines is a server's" if lines else "it is empty"
+    return Unreadable(f"{file} is no log of an SGLang server: {what}", hint="`opsctl logs collect` finds the right one")
 
 
 def duration(given: str | None) -> float | None:

@@ -31,6 +31,8 @@ def rollback(
 
     Example: opsctl rollback 20260301-101500-ab12
     """
+    from opsctl.report.record import note_undone
+
     hosts = chosen(inventory, host, _hosts_of(run))
     looked = on_each(hosts, lambda remote, one: _find(remote, run))
     found = {d.host.name: d.value for d in looked if d.value}
@@ -50,6 +52,9 @@ def rollback(
         return Exit.INTERRUPTED
     targets = [h for h in hosts if h.name in found]
     done = on_each(targets, lambda remote, one: undo_run(remote, found[one.name]))
+    for one in done:
+        if one.value and one.value.whole:
+            note_undone(found[one.host.name].run, one.host.name)
     codes = [_tell(one) for one in done] + [tell_errors(done)]
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
 

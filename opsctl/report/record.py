@@ -50,6 +50,7 @@ class Recorder:
             self._file = open(folder() / f"{event.run}.jsonl", "a", encoding="utf-8")  # noqa: SIM115  open for the run
             for old in sorted(folder().glob("*.jsonl"))[:-_MOST_RUNS]:
                 old.unlink(missing_ok=True)
+                old.with_suffix(".undone").unlink(missing_ok=True)
         except OSError:
             self._file = None
 
@@ -77,6 +78,24 @@ class Record:
     def ended(self) -> dict[str, Any] | None:
         """How it ended, None if the controller died before it did."""
         return next(reversed(list(self.of("run_ended"))), None)
+
+
+def note_undone(run: str, host: str) -> None:
+    """Note that a run of ours was taken back on a host. Runs that are not recorded here are others' affair."""
+    try:
+        if (folder() / f"{run}.jsonl").is_file():
+            with open(folder() / f"{run}.undone", "a", encoding="utf-8") as file:
+                file.write(f"{host}\n")
+    except OSError:
+        return  # as of a record
+
+
+def undone(run: str) -> set[str]:
+    """The hosts on which a run was taken back after it had ended, as far as that was done from here."""
+    try:
+        return set((folder() / f"{run}.undone").read_text(encoding="utf-8").split())
+    except OSError:
+        return set()
 
 
 def names() -> list[str]:

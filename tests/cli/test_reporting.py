@@ -140,6 +140,23 @@ def test_a_run_fences_the_output_of_a_host(
     assert len([line for line in commands if line.startswith("::error")]) == 1
 
 
+def test_history_says_that_a_run_was_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPSCTL_RECORDS", str(tmp_path / "records"))
+    Path("inventory.yaml").write_text(f"hosts: {{box: {{connection: local, state_dir: {tmp_path / 'state'}}}}}\n")
+    Path("p.yaml").write_text(f"- hosts: all\n  tasks:\n    - copy: {{dest: {tmp_path / 'made'}, content: x}}\n")
+    assert run(["run", "p.yaml"]) == Exit.DONE
+    assert run(["history"]) == Exit.DONE
+    assert capfd.readouterr().out.endswith("on box: done\n")
+    assert run(["rollback", "--yes"]) == Exit.DONE
+    assert not (tmp_path / "made").exists()
+    capfd.readouterr()
+    assert run(["history"]) == Exit.DONE
+    assert capfd.readouterr().out.endswith("on box: done, undone later\n")
+
+
 def test_a_file_outside_of_the_working_folder_is_named_in_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +235,25 @@ def test_errors_reach_the_ci(
     assert err.startswith("error: ")
     assert 'failures="1"' in Path("j.xml").read_text()
     assert f"Exit code {int(code)}." in Path("s.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "it is empty"),
+        (b"one\ntwo\n", "nothing in its 2 lines is a server's"),
+        (bytes(range(256)) * 40, "is no log of an SGLang server"),
+        ("[2026-01-01 00:00:00] INFO: x\n".encode("utf-16"), "UTF-16 text"),
+    ],
+)
+def test_what_is_no_server_log_is_not_summed_up(
+    data: bytes, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.log").write_bytes(data)
+    assert run(["logs", "summary", str(tmp_path / "x.log")]) == Exit.UNREADABLE
+    out, err = capfd.readouterr()
+    assert not out
+    assert said in err
 
 
 @pytest.mark.parametrize("words", [("health", "--only", "smi"), ("patch", "sglang", "--status")])
