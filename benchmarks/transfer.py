@@ -2,7 +2,8 @@
 
 A drafter brought to a host: scp, rsync and `drafter_stage`, in turns, with the same bytes. Every result is compared
 with its source. `first`: nothing is there. `tensors`: one tensor of twenty changed. `blocks`: 5 % of blocks of 64 KiB
-changed, all over the file. `same`: nothing changed. `resume`: opsctl was killed when half had arrived.
+changed, all over the file; plain rsync and opsctl make a new file, `rsync --inplace` writes over the old one. `same`:
+nothing changed. `resume`: opsctl was killed when half had arrived, of a first staging.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.peers import PLAYS
 TENSORS = 20
 BLOCK = 64 << 10
 HALF = 0.5
+FOLDERS = {"scp": "scp", "rsync": "rsync", "rsync --inplace": "inplace", "opsctl": "opsctl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,22 @@ class Bench:
     source: Path
     there: Path
 
+    @property
+    def memory(self) -> Path:
+        """Where the controller remembers digests."""
+        return self.lab.home / "opsctl"
+
     def scp(self) -> list[str | Path]:
         return ["scp", "-q", "-r", "-F", self.lab.ssh_config, self.source, f"{self.where}1:{self.there}/scp"]
 
     def rsync(self) -> list[str | Path]:
         ssh = f"ssh -F {self.lab.ssh_config}"
-        return ["rsync", "-a", "--inplace", "-e", ssh, f"{self.source}/", f"{self.where}1:{self.there}/rsync/"]
+        return ["rsync", "-a", "-e", ssh, f"{self.source}/", f"{self.where}1:{self.there}/rsync/"]
+
+    def rsync_inplace(self) -> list[str | Path]:
+        """Over the only copy there is, which whoever serves from it would see: less work, and another result."""
+        ssh = f"ssh -F {self.lab.ssh_config}"
+        return ["rsync", "-a", "--inplace", "-e", ssh, f"{self.source}/", f"{self.where}1:{self.there}/inplace/"]
 
     def opsctl(self) -> list[str | Path]:
         inventory = self.lab.run / f"transfer-{self.where}.yaml"
@@ -62,7 +74,7 @@ class Bench:
         return [Path(sys.executable).with_name("opsctl"), "run", play, "-i", inventory, "-e", f"source={self.source}"]
 
     def command(self, argv: Sequence[str | Path]) -> subprocess.Popen[str]:
-        env = {"PATH": PATH, "HOME": str(self.lab.home), "LANG": "C.UTF-8"}
+        env = {"PATH": PATH, "HOME": str(self.lab.home), "LANG": "C.UTF-8", "OPSCTL_STATE_DIR": str(self.memory)}
         return subprocess.Popen(
             self.lab.client(argv), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
@@ -81,19 +93,21 @@ class Bench:
         cpu = after.children_user + after.children_system - before.children_user - before.children_system
         return Run(name, wall, cpu)
 
-    def forget(self, *, controller: bool = True) -> None:
+    def forget(self) -> None:
         """Nothing is there, and nobody remembers digests."""
-        for name in ("scp", "rsync", "opsctl", "state"):
+        for name in (*FOLDERS.values(), "state"):
             shutil.rmtree(self.there / name, ignore_errors=True)
-        for name in ("rsync", "scp"):
+        for name in ("rsync", "inplace", "scp"):
             (self.there / name).mkdir(parents=True)
-        if controller:
-            shutil.rmtree(self.lab.home / ".local", ignore_errors=True)
+        shutil.rmtree(self.memory, ignore_errors=True)
 
     def demand_same(self, name: str) -> None:
         """Every byte arrived."""
-        copies = {"scp": self.there / "scp" / self.source.name, "rsync": self.there / "rsync"}
-        folder = copies[name] if name in copies else newest(self.there / "opsctl" / "draft")
+        folder = self.there / FOLDERS[name]
+        if name == "scp":
+            folder = folder / self.source.name
+        elif name == "opsctl":
+            folder = newest(folder / "draft")
         for file in self.source.iterdir():
             if subprocess.run(["cmp", "-s", file, folder / file.name], check=False).returncode:
                 raise SystemExit(f"{name}: {file.name} is not what it was")
@@ -151,11 +165,11 @@ def first(bench: Bench, rounds: int) -> dict[str, list[Run]]:
 
 
 def again(change: Callable[[Path], None]) -> Callable[[Bench, int], dict[str, list[Run]]]:
-    """rsync and opsctl after a change of the source."""
+    """rsync and opsctl after a change of the source. Both make a new file; `--inplace` writes over the old one."""
 
     def case(bench: Bench, rounds: int) -> dict[str, list[Run]]:
         runs: dict[str, list[Run]] = {}
-        contenders = {"rsync": bench.rsync, "opsctl": bench.opsctl}
+        contenders = {"rsync": bench.rsync, "rsync --inplace": bench.rsync_inplace, "opsctl": bench.opsctl}
         bench.forget()
         for name, argv in contenders.items():
             bench.timed(name, argv())
@@ -170,12 +184,12 @@ def again(change: Callable[[Path], None]) -> Callable[[Bench, int], dict[str, li
 
 
 def resume(bench: Bench, rounds: int) -> dict[str, list[Run]]:
-    """A whole staging, and one that goes on where a killed one left it."""
+    """A whole first staging, and one that goes on where a killed first one left it."""
     runs: dict[str, list[Run]] = {"whole": [], "resumed": []}
     for _ in range(rounds):
-        bench.forget(controller=False)
+        bench.forget()
         runs["whole"].append(bench.timed("whole", bench.opsctl()))
-        bench.forget(controller=False)
+        bench.forget()
         process = bench.command(bench.opsctl())
         wanted = HALF * (bench.source / "model.safetensors").stat().st_size
         while arrived(bench.there / "opsctl") < wanted:
