@@ -16,6 +16,7 @@ from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_
 from opsctl.sglang.patches.base import About, Settled
 from opsctl.sglang.patches.capture import Delegation
 from opsctl.sglang.patches.own import EndState
+from opsctl.sglang.symbols import NotPython
 from opsctl.sglang.tree import SourceTree, unknown_class
 from opsctl.text import did_you_mean
 
@@ -159,8 +160,12 @@ def plan(tree: SourceTree, patches: Iterable[Patch]) -> Plan:
     """
     chosen = tuple(patches)
     entries = status(tree, chosen).entries
-    made = _made(tree, chosen, entries, each=False)
-    if _broken(made.tree, made.applied):
+    try:
+        made = _made(tree, chosen, entries, each=False)
+        kept = not _broken(made.tree, made.applied)
+    except NotPython:  # what one leaves, the next cannot read
+        kept = False
+    if not kept:
         made = _made(tree, chosen, entries, each=True)  # which of them it is
     current, applied = made.tree, made.applied
     result = Report(tree, made.entries)
@@ -243,7 +248,9 @@ def _broken(tree: SourceTree, applied: Sequence[Patch]) -> Finding | None:
     for patch in applied:
         after = finding(patch, tree)
         if after.status not in (Status.APPLIED, Status.UPSTREAM):
-            reason = f"the edit does not give the end state of {patch.name}: {after.reason}"
+            tabs = after.path and b"\n\t" in tree.files.get(after.path, b"")
+            why = "the file is indented with tabs, and the edit with spaces" if tabs else after.reason
+            reason = f"the edit does not give the end state of {patch.name}: {why}"
             return Finding(Status.CONFLICT, after.path, after.line, reason)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,15 @@ EDITS = [
         "kimi-k25-eagle3",
         "needed",
         "lacks set_eagle3_layers_to_capture, set_embed_and_head;",
+    ),
+    (
+        "an async method",
+        KIMI,
+        END_OF_KIMI,
+        END_OF_KIMI + "\n    async def get_embed_and_head(self):\n        return None, None\n",
+        "kimi-k25-eagle3",
+        "conflict",
+        "looked for a plain method, found an async one",
     ),
     (
         "a method that does something else",
@@ -294,6 +304,17 @@ def test_edited_by_hand(copy_of: MakeTree, path: str, old: str, new: str, patch:
         found = plan(root, patch)
         write(root, *found.edits)
         assert [e.status for e in status(root, patch).entries] == ["applied"]
+
+
+def test_a_file_indented_with_tabs_is_told_so_and_left(copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    text = (root / DRAFTER).read_text()
+    (root / DRAFTER).write_text(re.sub(r"(?m)^(    )+", lambda spaces: "\t" * (len(spaces[0]) // 4), text))
+    found = plan(root)
+    assert found.edits == ()
+    wrong = [entry for entry in found.report.entries if entry.status == "conflict"]
+    assert {entry.file for entry in wrong} == {DRAFTER}
+    assert all("indented with tabs" in entry.reason for entry in wrong)
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])

@@ -130,6 +130,8 @@ class Delegation:
         method = find_method(tree, cls, name)
         if method is None:
             return False
+        if isinstance(method.node, ast.AsyncFunctionDef):
+            raise _different(method, "a plain method", "an async one")
         if _takes(method.node, _PASSED[name]) is False:
             raise _different(method, f"a method that can be called with {_arguments(name)}", "other parameters")
         if _hands_on(method.node, name):

@@ -31,6 +31,14 @@ class GraphLayerIds:
     def look(self, tree: SourceTree) -> Finding:
         runner = needed_module(tree, MODEL_RUNNER)
         graph = parse(tree, GRAPH_RUNNER)
+        graph_calls = _calls(graph) if graph else ()
+        wrong = [c for c in graph_calls if not _is_bare(c) and _IDS not in _given(c)]
+        if wrong:
+            raise conflict(
+                GRAPH_RUNNER,
+                wrong[0].lineno,
+                f"looked for the configured {_IDS}, found {_given(wrong[0])}",
+            )
         bare = [(m, c) for m in (graph, runner) if m for c in _calls(m) if _is_bare(c)]
         if bare:
             module, call = bare[0]
@@ -41,15 +49,7 @@ class GraphLayerIds:
                 call.lineno,
                 f"{CAPTURE}() is called without ids before the graphs are captured",
             )
-        graph_calls = _calls(graph) if graph else []
         if graph_calls:
-            wrong = [c for c in graph_calls if _IDS not in _given(c)]
-            if wrong:
-                raise conflict(
-                    GRAPH_RUNNER,
-                    wrong[0].lineno,
-                    f"looked for the configured {_IDS}, found {ast.unparse(wrong[0].args[0])}",
-                )
             return Finding(
                 Status.APPLIED, GRAPH_RUNNER, graph_calls[0].lineno, "the graph runner passes the configured ids"
             )
