@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _OF_THE_SERVER = {"weights": "model_path"}  # where the section `sglang` has another name for it
+_REMEMBERED = 5  # changes that --watch keeps on a terminal
 _AT_ONCE = 128  # a host is asked once and then waited for: many waits fit side by side
 
 
@@ -95,6 +96,7 @@ def watch(hosts: Sequence[InventoryHost], chosen: Sequence[Check], every: float)
     from opsctl.report.health import changes, show
 
     last: list[HostReport] = []
+    told: list[str] = []
     while True:
         done = evidence_of(hosts)
         found = reports(done, chosen)
@@ -102,7 +104,9 @@ def watch(hosts: Sequence[InventoryHost], chosen: Sequence[Check], every: float)
             typer.echo("\x1b[2J\x1b[H", nl=False)
         typer.echo(time.strftime("%H:%M:%S"))
         show(found)
-        for line in changes(last, found):
+        new = [f"{time.strftime('%H:%M:%S')} {line}" for line in changes(last, found)]
+        told = (told + new)[-_REMEMBERED:]
+        for line in told if sys.stdout.isatty() else new:
             typer.echo(line)
         tell_errors(done)
         last = found

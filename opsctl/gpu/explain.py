@@ -22,7 +22,7 @@ class Explanation:
 def explain(topic: str) -> Explanation:
     """For a check id or an Xid (`79`, `xid 79`). Raises UsageError with the nearest name for anything else."""
     number = topic.lower().removeprefix("xid").strip(" :-")
-    if number.isdigit():
+    if number.isdecimal():
         return _xid(int(number))
     if topic in checks():
         return _check(topic)
@@ -33,7 +33,7 @@ def _xid(code: int) -> Explanation:
     known = xids.catalogue().get(code)
     if known is None:
         text = "not in NVIDIA's catalogue that we know; held for a warning"
-        return Explanation(f"Xid {code}", (("meaning", text),))
+        return Explanation(f"Xid {code}", (("meaning", text), ("remedy", xids.ASK)))
     lines = [
         ("name", known.mnemonic),
         ("meaning", known.description),

@@ -9,6 +9,7 @@ from functools import cache
 from opsctl.gpu.fields import table
 
 UNKNOWN = "warn"
+ASK = "look at the lines around it; when it returns, collect the logs and ask the vendor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,6 @@ def _xid(row: dict[str, str]) -> Xid:
         others=others,
         base=base,
         causes=note.get("causes", ""),
-        remedy=note.get("remedy") or _actions().get(row["immediate"], ""),
+        remedy=note.get("remedy") or _actions().get(row["immediate"], ASK),
         by_text=tuple((word, pattern) for word, _, pattern in (rule.partition(":") for rule in rules)),
     )

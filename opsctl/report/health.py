@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,6 +16,7 @@ from opsctl.gpu.model import KernelEvent, Verdict
 from opsctl.report.findings import Finding, Status
 from opsctl.text import few, one_line, printable
 
+_NARROWEST = 40  # columns that a text gets at least
 _FEW = 4  # unfit hosts of a fleet whose faults are told in full
 _STATUS: dict[Verdict, Status] = {
     Verdict.PASS: "passed", Verdict.WARN: "warned", Verdict.FAIL: "failed", Verdict.SKIP: "skipped",
@@ -115,7 +119,8 @@ def _finding(host: str, check: str, results: list[Result], blame: Blame) -> Find
 
 def _block(report: HostReport, verbose: bool) -> None:
     about = f"{printable(report.about)}; " if report.about else ""
-    typer.echo(f"{_word(report.verdict)} {printable(report.host)}: {about}{_counts(report)}")
+    for i, line in enumerate(_lines(f"{printable(report.host)}: {about}{_counts(report)}", 5)):
+        typer.echo(f"     {line}" if i else f"{_word(report.verdict)} {line}")
     shown = [r for r in report.results if verbose or r.verdict.rank > 1 or r.check.startswith("active.")]
     width = max((len(r.check) for r in shown), default=0)
     alike: dict[tuple[object, ...], list[Result]] = {}
@@ -128,12 +133,25 @@ def _block(report: HostReport, verbose: bool) -> None:
         if len(results) > 1:
             named = few([printable(str(r.found.gpu)) for r in results], 8)
             text = f"{one_line(result.found.evidence, 300)} on {len(results)} GPUs: {named}"
-        typer.echo(f"  {_word(result.verdict)} {result.check:<{width}}  {text}")
+        margin = " " * (width + 9)
+        first, *more = _lines(text, len(margin))
+        typer.echo(f"  {_word(result.verdict)} {result.check:<{width}}  {first}")
         if result.remedy and result.remedy not in told:
             told.add(result.remedy)
-            command = f"  [{result.command}]" if result.command else ""
-            typer.echo(f"  {'':<4} {'':<{width}}  → {result.remedy}{command}")
+            advice, *rest = _lines(result.remedy, len(margin) + 2)
+            more += [f"→ {advice}", *(f"  {line}" for line in rest)]
+            more += [f"  $ {result.command}"] if result.command else []  # whole, to be copied
+        for line in more:
+            typer.echo(margin + line)
     _incidents(report)
+
+
+def _lines(text: str, margin: int) -> list[str]:
+    """On a terminal the text in lines beside the margin; elsewhere one line, for grep."""
+    if not sys.stdout.isatty():
+        return [text]
+    room = max(_NARROWEST, shutil.get_terminal_size().columns - margin)
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _incidents(report: HostReport) -> None:

@@ -7,6 +7,7 @@ machine or its owner. Read the files before publishing them.
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def masked(text: str) -> str:
     text = re.sub(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", lambda m: _shaped(m[0], number(m[0])), text)
     text = re.sub(r"(Serial Number: )(\S+)", lambda m: m[1] + number(m[2]), text)
     text = re.sub(r"/home/[^/\s<]+", "/home/user", text)
+    text = re.sub(r"(<process_name>[^\s<]*) [^<]*", r"\1", text)  # arguments hold names, paths and keys
+    text = re.sub(rf"(?<![\w.-]){re.escape(socket.gethostname())}(?![\w-])", "host", text)
     return re.sub(r"(?m)^(\S+ )\S+( kernel: )", r"\1host\2", text)
 
 

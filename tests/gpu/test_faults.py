@@ -278,6 +278,16 @@ def test_thresholds_can_be_set_and_misspelt_ones_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [("disk.fail.fraction", 5), ("fd.warn", 80), ("smi.fail", 0), ("shm.fail", -1), ("smi.fail", 1e6)],
+)
+def test_thresholds_in_another_unit_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UsageError) as error:
+        Settings(limits={name: value})
+    assert "shipped" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "y">]><nvidia_smi_log><a>&x;</a></nvidia_smi_log>',

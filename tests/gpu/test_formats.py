@@ -211,11 +211,11 @@ def test_a_new_capture_names_nobody() -> None:
     uuid = "GPU-0a1b2c3d-1111-2222-3333-0123456789ab"
     text = (
         f"<serial>1652922001234</serial><uuid>{uuid}</uuid><pdi>0xdeadbeef12345678</pdi><board_id>N/A</board_id>"
-        "<process_name>/home/jane/run</process_name>\n"
+        "<process_name>/home/jane/run --token hf_secret</process_name>\n"
         f"2025-01-01T00:00:00+0000 node7 kernel: NVRM: GPU at PCI: {uuid}\n"
     )
     found = take_capture.masked(text)
-    for secret in ("1652922001234", uuid, "deadbeef", "jane", "node7"):
+    for secret in ("1652922001234", uuid, "deadbeef", "jane", "node7", "hf_secret"):
         assert secret not in found
     assert len(set(re.findall(r"GPU-[0-9a-f-]{36}", found))) == 1
     assert "<board_id>N/A</board_id>" in found

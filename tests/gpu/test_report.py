@@ -27,6 +27,17 @@ def _told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
 
 
+def test_on_a_terminal_lines_fit_it_and_commands_stay_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    show([_named(BRAKE, "n1")])
+    lines = _told(capsys)
+    assert max(map(len, lines)) <= 80
+    assert "$ nvidia-smi -q -d PERFORMANCE" in [line.strip() for line in lines]
+
+
 def test_a_large_fleet_is_one_line_per_host(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = [_named(FIT, f"n{i}") for i in range(90)] + [_named(LOST, f"bad{i}") for i in range(9)]
     show(fleet, unreached=[("gone", "refused the connection")])
