@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +27,8 @@ from opsctl.text import printable
 LAYOUTS = ("sglang", "speculators")
 PROVENANCE = "opsctl-provenance.json"
 _CHUNK = 1 << 20
-_OURS = frozenset({"model.safetensors", "config.json", PROVENANCE})
+_LOCK = ".lock"  # held while an unfinished folder is written
+_OURS = frozenset({"model.safetensors", "config.json", PROVENANCE, _LOCK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,16 @@ def convert_folder(source: str, destination: str, layout: str, target: Settings 
     planned = plan(Case(folder, target, Serving(tp=1)), layout)
     final = Path(destination)
     partial = final.with_name(final.name + ".partial")
-    _destination_free(folder, final, partial, planned)
+    _destination_free(folder, final, planned)
+    try:
+        lock = _claim(partial)
+    except OSError as error:
+        raise OpsctlError(f"writing failed: {error.strerror}", where=str(partial), hint="nothing was left") from None
     try:
         result = _write(folder, planned, partial, target)
         os.rename(partial, final)
+        os.unlink(final / _LOCK)
+        _sync(final)
         _sync(final.parent)
     except OSError as error:
         _discard(partial)
@@ -85,10 +94,36 @@ def convert_folder(source: str, destination: str, layout: str, target: Settings 
     except BaseException:
         _discard(partial)
         raise
+    finally:
+        os.close(lock)
     return Converted(source, destination, layout, planned.changes, result)
 
 
-def _destination_free(folder: Folder, final: Path, partial: Path, planned: Plan) -> None:
+def _claim(partial: Path) -> int:
+    """Make the unfinished folder ours, whatever a crash has left in it. Raises Conflict when somebody writes there.
+
+    The lock goes with the folder: when it gets its final name, and when it is removed.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(partial)
+    if partial.is_symlink() or not partial.is_dir() or set(os.listdir(partial)) - _OURS:
+        raise UsageError("this is in the way and not ours to remove", where=str(partial), hint="move it away")
+    lock = os.open(partial / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in _OURS - {_LOCK}:
+            (partial / name).unlink(missing_ok=True)
+    except OSError as error:
+        os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise Conflict(
+            "another conversion writes there", where=str(partial), hint="wait for it, or name another destination"
+        ) from None
+    return lock
+
+
+def _destination_free(folder: Folder, final: Path, planned: Plan) -> None:
     if os.path.lexists(final):
         raise UsageError("the destination exists", where=str(final), hint="name a new folder; nothing is overwritten")
     if not final.parent.is_dir():
@@ -97,8 +132,6 @@ def _destination_free(folder: Folder, final: Path, partial: Path, planned: Plan)
         final.parent
     ) == os.path.realpath(folder.path):
         raise UsageError("the destination lies inside the source", where=str(final), hint="name a folder beside it")
-    if os.path.lexists(partial):
-        _discard(partial)
     need = sum(_length(part) for part in planned.parts)
     free = shutil.disk_usage(final.parent).free
     if free < need + (1 << 20):
@@ -108,7 +141,6 @@ def _destination_free(folder: Folder, final: Path, partial: Path, planned: Plan)
 
 
 def _write(folder: Folder, planned: Plan, partial: Path, target: Settings | None) -> Judgement | None:
-    os.mkdir(partial)
     digests = {name: _digest_file(Path(folder.path) / name) for name in _sources(folder)}
     written = _write_weights(folder, planned.parts, partial / "model.safetensors")
     _unchanged(folder)
@@ -249,9 +281,9 @@ def _sync(folder: Path) -> None:
 
 
 def _discard(partial: Path) -> None:
-    """Remove our own unfinished folder. Raises UsageError when it holds anything else."""
+    """Remove our own unfinished folder, under another name: this one may be claimed anew at once."""
     if not os.path.lexists(partial):
         return
-    if partial.is_symlink() or not partial.is_dir() or set(os.listdir(partial)) - _OURS:
-        raise UsageError("this is in the way and not ours to remove", where=str(partial), hint="move it away")
-    shutil.rmtree(partial)
+    doomed = partial.with_name(f"{partial.name}.{os.urandom(4).hex()}")
+    os.rename(partial, doomed)
+    shutil.rmtree(doomed)

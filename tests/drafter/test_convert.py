@@ -7,6 +7,7 @@ import json
 import random
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +223,24 @@ def test_a_crashed_attempt_is_cleared_but_not_what_others_put_there(tmp_path: Pa
     with pytest.raises(UsageError, match="not ours"):
         convert_folder(str(tmp_path / "src"), str(tmp_path / "other"), "sglang")
     assert (other / "notes.txt").exists()
+
+
+def test_two_conversions_to_one_destination_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = build.speculators().write(tmp_path / "src")
+    write = convert._write_weights
+
+    def meanwhile(*given: Any) -> str:
+        written = write(*given)
+        with pytest.raises(Conflict, match="another conversion writes there"):
+            convert_folder(str(source), str(tmp_path / "dst"), "sglang")
+        return written
+
+    monkeypatch.setattr(convert, "_write_weights", meanwhile)
+    convert_folder(str(source), str(tmp_path / "dst"), "sglang")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dst", "src"]
+    assert not (tmp_path / "dst" / ".lock").exists()
 
 
 def test_write_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
