@@ -89,3 +89,9 @@ def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None
     assert open_folder(str(tmp_path / "d"), newer).files == open_folder(str(tmp_path / "d")).files
     with pytest.raises(RemoteError, match="not understood"):
         open_folder(str(tmp_path / "d"), odd)
+
+
+def test_a_target_of_countless_layers_takes_no_time(judged: Judge) -> None:
+    made = build.specforge()
+    made.target["num_hidden_layers"] = 10**18
+    assert {v.value for v in judged(made).outcome.values()} == {"ok"}

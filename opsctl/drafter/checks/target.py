@@ -89,7 +89,7 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if draft is None or text is None or not text.integer("num_hidden_layers") or not case.builds(version):
         return
     n, layers, ids = text.layers, case.captured(version), draft.aux_ids
-    recorded = [layer for layer in range(n) if layer in set(layers)]
+    recorded = sorted({layer for layer in layers if 0 <= layer < n})
     count = loader.aux_count(draft, version)
     if len(recorded) != count:
         yield _narrow(draft, layers, recorded, count, n)
