@@ -12,11 +12,28 @@ import re
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from opsctl.agent.protocol import frame, read_frame
 
-ODD = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "\x1b[31m\n", [], [None], ["x"], {}, {"x": 1}, [[]], [{}])
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1 << 70,
+    1e308,
+    "",
+    "x",
+    "\x1b[31m\n",
+    [],
+    [None],
+    ["x"],
+    {},
+    {"x": 1},
+    [[]],
+    [{}],
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -67,7 +84,7 @@ def main() -> None:
         os.close(agent.stdin.fileno())  # type: ignore[union-attr]
 
     threading.Thread(target=onward, daemon=True).start()
-    while received := read_frame(agent.stdout):
+    while received := read_frame(cast(BinaryIO, agent.stdout)):
         header, body = received
         if "id" in header and wanted in ("*", calls.get(header["id"])):
             for key in ("result", "progress", "error"):

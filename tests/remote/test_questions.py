@@ -15,6 +15,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from paramiko.server import InteractiveQuery
 
 from opsctl.errors import AuthFailed
 from opsctl.remote.host import connect
@@ -33,15 +34,15 @@ class Asking(paramiko.ServerInterface):
     def get_allowed_auths(self, username: str) -> str:
         return "keyboard-interactive"
 
-    def check_auth_interactive(self, username: str, submethods: str) -> paramiko.InteractiveQuery | int:
+    def check_auth_interactive(self, username: str, submethods: str) -> InteractiveQuery | int:
         return self._next()
 
-    def check_auth_interactive_response(self, responses: list[str]) -> int | paramiko.InteractiveQuery:
+    def check_auth_interactive_response(self, responses: list[str]) -> int | InteractiveQuery:
         self.answers += responses
         return self._next() if self.left else paramiko.common.AUTH_SUCCESSFUL
 
-    def _next(self) -> paramiko.InteractiveQuery:
-        return paramiko.InteractiveQuery("", "", (self.left.pop(0), False))
+    def _next(self) -> InteractiveQuery:
+        return InteractiveQuery("", "", (self.left.pop(0), False))
 
 
 class Server:
