@@ -13,7 +13,10 @@ from opsctl.modules import MODULES
 PACKAGE = Path(__file__).parents[1] / "opsctl"
 
 # Plain files at the top that anybody but the agent may use.
-SHARED = {"__version__", "errors", "quantities", "schema_errors", "schema_types", "secret", "secret_sources", "text"}
+SHARED = {
+    *("__version__", "answers", "errors", "quantities", "schema_errors", "schema_types"),
+    *("secret", "secret_sources", "text"),
+}
 DOMAIN = {"agent", "drafter", "gpu", "sglang"}
 MAY_KNOW = {
     "agent": set(),

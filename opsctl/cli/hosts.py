@@ -62,8 +62,8 @@ def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:
 @contextmanager
 def on_one(host: InventoryHost) -> Iterator[RemoteHost]:
     """The connection to one host. Raises Unreachable, HostKeyError, AuthFailed, UsageError."""
+    from opsctl.answers import understood
     from opsctl.cli import early
-    from opsctl.remote.answers import understood
 
     with early.reaching([host]) as connections:
         remote = connections.of(host.connection()).result().remote
@@ -77,8 +77,8 @@ def on_each(
     """Connect to every host and do `work` there, side by side. What goes wrong on one does not disturb the others."""
     from concurrent.futures import ThreadPoolExecutor
 
+    from opsctl.answers import understood
     from opsctl.cli import early
-    from opsctl.remote.answers import understood
 
     def one(host: InventoryHost, connecting: Future[Connected]) -> Done[T]:
         try:

@@ -171,7 +171,7 @@ def duration(given: str | None) -> float | None:
 
 
 def _show(found: dict[str, Summary]) -> None:
-    from opsctl.remote.answers import understood
+    from opsctl.answers import understood
     from opsctl.sglang import log_lines
     from opsctl.text import printable
 

@@ -35,8 +35,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """What runs where: process or unit, code, models, flags, GPU memory, and whether it generates tokens."""
+    from opsctl.answers import understood
     from opsctl.cli import server_look
-    from opsctl.remote.answers import understood
 
     key = os.environ.get(api_key_env)
     found, code = server_look.here(key) if here else server_look.there(inventory, host, key)

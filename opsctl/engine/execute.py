@@ -9,6 +9,7 @@ from typing import Any
 
 from opsctl import modules
 from opsctl.agent.protocol import Reply
+from opsctl.answers import understood
 from opsctl.engine import journal, templating
 from opsctl.engine.events import Status
 from opsctl.engine.model import count_of, duration_of
@@ -23,7 +24,6 @@ from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
-from opsctl.remote.answers import understood
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
 
+from opsctl.answers import understood
 from opsctl.engine import journal, templating
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
@@ -24,7 +25,6 @@ from opsctl.engine.undo import tell_undone, undo
 from opsctl.engine.waiting import Interrupted
 from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
-from opsctl.remote.answers import understood
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
+from opsctl.answers import made
 from opsctl.errors import Unreadable
 from opsctl.gpu import hosttext, klog, smi_errors, smi_xml
 from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun, Unit
 from opsctl.gpu.ownership import ProcessEntry, ProcessTable, ServerRecord
 from opsctl.gpu.wanted import Wanted
-from opsctl.remote.answers import made
 from opsctl.text import one_line
 
 Json = Mapping[str, Any]

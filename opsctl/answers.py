@@ -17,7 +17,7 @@ from opsctl.text import one_line
 
 T = TypeVar("T")
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parent)
 # What Python raises when data has another shape than the code that reads it expects.
 _MISREAD = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError),
