@@ -6,6 +6,8 @@ are named beside an entry (numbers of sgl-project/sglang).
 
 from __future__ import annotations
 
+import shlex
+
 from opsctl.sglang.drafter_causes import DRAFTER_CAUSES
 from opsctl.sglang.evidence import Evidence, SourceFact, Symptom
 from opsctl.sglang.hypotheses import Condition, Hypothesis
@@ -88,11 +90,12 @@ def _hot_ids(e: Evidence) -> Condition:
     both = (e.source.d2t_offsets, e.source.hot_ids)
     broken = next((f for f in both if f.holds is False), None)
     fact = broken or next((f for f in both if f.holds is None), both[0])
-    return _from_source(fact, _as_released(e), "`d2t` is applied to drafted ids")
+    return _from_source(fact, _as_released(e, fact), "`d2t` is applied to drafted ids")
 
 
 def _head(e: Evidence) -> Condition:
-    return _from_source(e.source.own_head, _as_released(e), "the worker leaves the drafter's own head alone")
+    fact = e.source.own_head
+    return _from_source(fact, _as_released(e, fact), "the worker leaves the drafter's own head alone")
 
 
 def _graph_ids(e: Evidence) -> Condition:
@@ -156,11 +159,12 @@ def _unsuited(e: Evidence) -> Condition:
     )
 
 
-def _as_released(e: Evidence) -> str:
-    """What no release since 0.4.8 does was changed by hand: go back to the commit, with the patches that are needed."""
-    if e.source.commit is None:
+def _as_released(e: Evidence, fact: SourceFact) -> str:
+    """What no release since 0.4.8 does was changed by hand: the commit has it right. Patches may share the file."""
+    if e.source.checkout is None or not fact.place:
         return "the files of the release: install SGLang anew, then `opsctl server restart`"
-    return f"opsctl patch sglang --commit {e.source.commit[:12]} --keep-local-changes save --restart"
+    where, file = shlex.quote(e.source.checkout), shlex.quote(fact.place.rpartition(":")[0])
+    return f"`git -C {where} checkout -- {file}` on the host, then `opsctl patch sglang --restart`"
 
 
 def _from_source(fact: SourceFact, remedy: str, sound: str) -> Condition:

@@ -73,7 +73,7 @@ class Source:
     takes_layers0: the loader takes tensors named `layers.0.*`.
     ids_in_graphs: graphs are captured with the configured aux layers.
     aux_complete: aux states are taken after the all-reduce.
-    commit: the commit that is checked out, where it is a checkout.
+    checkout: its folder, where git tracks it.
     """
 
     target_methods: SourceFact = _UNKNOWN
@@ -83,7 +83,7 @@ class Source:
     takes_layers0: SourceFact = _UNKNOWN
     ids_in_graphs: SourceFact = _UNKNOWN
     aux_complete: SourceFact = _UNKNOWN
-    commit: str | None = None
+    checkout: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Facts:
             takes_layers0=holds(self.draft["layer-names"], "midlayer, layers.0"),
             ids_in_graphs=holds(self.draft["graph-layer-ids"], "configured"),
             aux_complete=holds(own.get("aux-after-reduce"), "after"),
-            commit=self.tree.commit,
+            checkout=self.tree.root if self.tree.commit else None,
         )
 
     def to_json(self) -> dict[str, Any]:

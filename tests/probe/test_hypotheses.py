@@ -93,10 +93,10 @@ def test_one_fault_that_two_looks_find_is_one_cause() -> None:
 
 
 def test_source_that_was_changed_by_hand_is_mended_by_its_commit() -> None:
-    changed = replace(SOUND_SOURCE, own_head=SourceFact(False, "eagle_worker.py:160"), commit="8ebe89a4b45ae6a373f2")
+    changed = replace(SOUND_SOURCE, own_head=SourceFact(False, "python/eagle_worker.py:160"), checkout="/srv/sglang")
     found = walked(at(1.0, source=changed))
     assert found.cause is not None
-    assert found.cause.remedy == "opsctl patch sglang --commit 8ebe89a4b45a --keep-local-changes save --restart"
+    assert "`git -C /srv/sglang checkout -- python/eagle_worker.py` on the host" in found.cause.remedy
 
 
 def test_nothing_is_named_for_a_good_drafter() -> None:
