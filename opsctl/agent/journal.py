@@ -59,8 +59,7 @@ def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = r
     if runlog.supervised(run):
         holder = dict(runlog.read(run).meta, run=run)
         raise AgentError("locked", "run %s waits to be confirmed: revert it" % run, holder=holder, supervised=True)
-    runlog.own(run)
-    with runlog.turn(run, call, "taking it back", wait):
+    with runlog.owning(run), runlog.turn(run, call, "taking it back", wait):
         return steps.roll_back(run, call, why)
 
 

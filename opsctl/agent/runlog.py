@@ -203,6 +203,19 @@ def own(run: str) -> None:
         _owned[run] = fd
 
 
+@contextmanager
+def owning(run: str) -> Iterator[None]:
+    """Hold the lock of a run for as long as it takes. Raises AgentError locked."""
+    before = run in _owned
+    own(run)
+    try:
+        yield
+    finally:
+        if not before:
+            with _guard:
+                os.close(_owned.pop(run))
+
+
 def attend(run: str) -> None:
     """Be the operator's agent of a run, the only one. Raises AgentError locked."""
     with _guard:

@@ -13,6 +13,7 @@ from opsctl.agent import calls, durable, loader, lock, runlog, steps, supervisor
 from opsctl.agent.protocol import AgentError, Context, Reply, frame, read_frame
 
 TICK = 0.05  # seconds between looks at the events
+LEAVING = 5.0  # seconds that a supervisor gets to end once it has said everything
 _BOOT = "import os,zlib;i=os.fdopen(os.dup(0),'rb');exec(zlib.decompress(i.read(%d)))"
 
 
@@ -86,6 +87,7 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
             elif kind == "confirmed":
                 return applied or Reply({"state": "confirmed"})
             else:
+                _gone(run, LEAVING)  # whoever comes next must not meet its locks
                 return Reply({"state": "reverted", **{k: header[k] for k in ("why", "error", "report")}})
 
 
@@ -96,14 +98,15 @@ def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: flo
     decided = verdict.decide(run, verdict.CONFIRM, outcome)
     if decided.get("verdict") != verdict.CONFIRM:
         raise AgentError("conflict", "too late: run %s is being or has been taken back" % run, run=run, **decided)
-    _until_gone(run, timeout)
+    if not _gone(run, timeout):
+        raise AgentError("timeout", "the supervisor of run %s does not react" % run, run=run)
     record = runlog.read(run)
     if not record.confirmed:  # the supervisor died between the two: what it was to write is ours to write
         _refuse_if_undone(run, record)
-        runlog.own(run)
-        runlog.append(run, {"confirmed": True})
-        if outcome:
-            runlog.append(run, {"outcome": outcome})
+        with runlog.owning(run):
+            runlog.append(run, {"confirmed": True})
+            if outcome:
+                runlog.append(run, {"outcome": outcome})
     return {"confirmed": True}
 
 
@@ -120,8 +123,7 @@ def revert(call: Context, run: str) -> Dict[str, Any]:
     except AgentError as error:
         if error.kind not in ("lost", "not-found"):
             raise
-        runlog.own(run)
-        with runlog.turn(run, call, "taking it back"):
+        with runlog.owning(run), runlog.turn(run, call, "taking it back"):
             return steps.roll_back(run, call, "reverted")
     report: Dict[str, Any] = reply.result["report"]
     return report
@@ -138,12 +140,14 @@ def _decided_already(run: str) -> bool:
     return decided is not None and decided.get("verdict") != verdict.CONFIRM
 
 
-def _until_gone(run: str, seconds: float) -> None:
+def _gone(run: str, seconds: float) -> bool:
+    """Whether the supervisor has ended, at the latest after `seconds`, and its locks with it."""
     deadline = time.monotonic() + seconds
     while runlog.supervised(run):
         if time.monotonic() >= deadline:
-            raise AgentError("timeout", "the supervisor of run %s does not react" % run, run=run)
+            return False
         time.sleep(TICK)
+    return True
 
 
 def _next(events: BinaryIO) -> Any:

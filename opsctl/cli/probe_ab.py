@@ -56,20 +56,19 @@ def consent(info: ServerInfo, name: str, *, yes: bool) -> None:
 @contextmanager
 def without_speculation(reached: Reached) -> Iterator[Server]:
     """The server without speculation; at the end the host puts the one from before back. Raises OpsctlError."""
-    from opsctl.agent.protocol import Call
-    from opsctl.engine import journal
-    from opsctl.engine.run import holder, run_name
+    from opsctl.engine import hostlock, journal
+    from opsctl.engine.run import run_name
     from opsctl.sglang.http import Server
 
     host, remote = reached.host, reached.remote
     assert host is not None
     assert remote is not None
     run = run_name()
-    who = holder(run, "probe --ab")
-    remote.call(Call("lock.take", {"name": "host", "holder": who, "wait": 0.0}), timeout=60)
-    try:
+    doing = "probe --ab"
+    with hostlock.held(remote, run, doing):
         change = _change(host, remote)
-        remote.call(journal.begin(run, {**who, "vars": {}}, resume=False), timeout=60)
+        meta = {**hostlock.holder(run, doing), "vars": {}}
+        remote.call(journal.begin(run, meta, resume=False), timeout=60)
         started = remote.call(journal.supervise(run, 1, TASK, change, MEASURING), on_progress=_telling())
         if started.result.get("state") == "reverted":
             why = (started.result.get("error") or {}).get("message") or started.result.get("why")
@@ -79,8 +78,6 @@ def without_speculation(reached: Reached) -> Iterator[Server]:
                 yield Server(http, host.sglang.api_key)
         finally:
             _put_back(remote, host.name, journal.revert(run))
-    finally:
-        remote.call(Call("lock.release", {"name": "host"}), timeout=60)
 
 
 def baseline(

@@ -79,21 +79,17 @@ def _find(remote: RemoteHost, run: str | None) -> PastRun | None:
 
 def undo_run(remote: RemoteHost, past: PastRun) -> Report:
     """Undo one run on a host, under the host's lock. Raises Locked, RemoteError."""
-    from opsctl.agent.protocol import Call
-    from opsctl.engine import journal
-    from opsctl.engine.run import holder
-
-    supervised = past.state == "supervised"
-    if not supervised:  # else its supervisor has the lock, and does the work
-        mine = {"name": "host", "holder": holder(past.run, "rollback"), "wait": 0.0}
-        remote.call(Call("lock.take", mine), timeout=60)
-    call = journal.revert(past.run) if supervised else journal.rollback(past.run, "asked for")
+    from opsctl.engine import hostlock, journal
 
     def on_progress(data: Any, body: bytes) -> None:
         if waits := journal.waits(data):
             typer.echo(printable(f"{remote.name}: {waits}"), err=True)
 
-    told: Any = remote.call(call, on_progress=on_progress).result
+    if past.state == "supervised":  # its supervisor has the lock, and does the work
+        told: Any = remote.call(journal.revert(past.run), on_progress=on_progress).result
+        return journal.report(told)
+    with hostlock.held(remote, past.run, "rollback"):
+        told = remote.call(journal.rollback(past.run, "asked for"), on_progress=on_progress).result
     return journal.report(told)
 
 

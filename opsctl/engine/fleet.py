@@ -189,16 +189,28 @@ class Fleet:
 
     def _end(self, session: Session, ended: Ended) -> None:
         """Note how a host has ended, in its journal and in the events."""
+        self._close_journal(session, ended)
+        self._tell_end(session, ended)
+
+    def _close_journal(self, session: Session, ended: Ended) -> None:
+        """Note in the host's journal how it has ended, and let go of its lock."""
+        outcome = "done" if ended.status == "ok" else ended.status
+        why = ended.error.message if ended.error else None
+        if ended.status == "unreachable" or not (session.began or session.lock):
+            return
+        try:
+            if session.began:
+                self._surely(session, lambda: session.finish(outcome, why), attempts=2)
+            else:
+                session.finish(outcome, why)
+        except OpsctlError as second:
+            what = "journal could not be closed" if session.began else "lock could not be given back"
+            self._note(session, "warning", f"the {what}: {second.message}")
+
+    def _tell_end(self, session: Session, ended: Ended) -> None:
         self.ended[session.name] = ended
         error = ended.error
         message, hint = (str(error), error.hint) if error else ("", None)
-        if session.began and ended.status != "unreachable":
-            try:
-                outcome = "done" if ended.status == "ok" else ended.status
-                why = error.message if error else None
-                self._surely(session, lambda: session.finish(outcome, why), attempts=2)
-            except OpsctlError as second:
-                self._note(session, "warning", f"the journal could not be closed: {second.message}")
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
             again = f"opsctl run {self.info.meta.get('playbook')} --resume {run}"
@@ -212,9 +224,14 @@ class Fleet:
 
     def finish(self) -> Exit:
         """End the hosts that went well, close all connections, and say how the run ended."""
-        for session in self.sessions.values():
-            if session.name not in self.ended:
-                self._end(session, Ended("ok", Exit.DONE))
+        left, well = [s for s in self.sessions.values() if s.name not in self.ended], Ended("ok", Exit.DONE)
+        pool = ThreadPoolExecutor(self.at_once, thread_name_prefix="host")
+        try:
+            list(pool.map(lambda session: self._close_journal(session, well), left))
+        finally:
+            pool.shutdown(wait=False)
+        for session in left:
+            self._tell_end(session, well)
         self.close()
         codes = {ended.code for ended in self.ended.values()} or {Exit.DONE}
         if self.info.cancelled():

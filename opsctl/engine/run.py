@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -20,6 +17,7 @@ from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
 from opsctl.engine.execute import Reverted
 from opsctl.engine.fleet import Fleet, batches
+from opsctl.engine.hostlock import holder
 from opsctl.engine.hostrun import PlayOnHost
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.options import Options
@@ -274,14 +272,6 @@ class Declined(OpsctlError):
     """The user has answered no."""
 
     exit_code = Exit.INTERRUPTED
-
-
-def holder(run: str, playbook: str) -> dict[str, Any]:
-    """Who we are, for locks and journals."""
-    user, node = getpass.getuser(), socket.gethostname()
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    source = os.environ.get("SSH_CONNECTION", node).split()[0]
-    return {"run": run, "who": f"{user}@{node}", "from": source, "playbook": playbook, "since": since}
 
 
 def _meta(plan: Plan, options: Options) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.engine import journal
+from opsctl.engine import hostlock, journal
 from opsctl.engine.connections import Connected
 from opsctl.engine.waiting import pause
 from opsctl.errors import AuthFailed, HostKeyError, Locked, OpsctlError, RemoteError, Unreachable
@@ -242,11 +242,19 @@ class Session:
                 self.saving = self.remote().send([journal.checkpoint(self.info.run, data)], after=self.saving)
 
     def finish(self, outcome: str, why: str | None) -> None:
-        """Note in the journals how the run ended. Raises RemoteError, Unreachable."""
+        """Note in the journals how the run ended, and let go of the lock. Raises RemoteError, Unreachable.
+
+        Whoever comes next, at once, must not meet us: closing the connection ends the agent only in a while.
+        """
         remote = self.remote()
-        for user in self.journals():
-            self.wait(remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0], 60)
+        users = self.journals()
+        sent = [remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0] for user in users]
+        if self.lock:
+            sent += remote.send([hostlock.release(self.lock)])
+        for pending in sent:
+            self.wait(pending, 60)
         self.began.clear()
+        self.lock = None
 
     def close(self) -> None:
         if self.connecting.done() and not self.connecting.cancelled() and not self.connecting.exception():

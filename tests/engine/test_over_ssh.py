@@ -10,7 +10,7 @@ import pytest
 from opsctl.cli import early
 from opsctl.cli.playing import Showing, play
 from opsctl.engine import known
-from opsctl.engine.events import HostEnded, UndoStep
+from opsctl.engine.events import Event, HostEnded, UndoStep
 from opsctl.engine.options import Options
 from opsctl.errors import Exit, UsageError
 from tests.engine.world import Project, Ran
@@ -69,6 +69,24 @@ def test_a_dependent_task_costs_one_more(project: Project, over_ssh: Proxy) -> N
     # The best of three is what the protocol costs.
     cost_plain, cost_chained = (min(turns(play) for _ in range(3)) for play in (plain, chained))
     assert cost_chained <= cost_plain + 3 + 1
+
+
+def test_the_next_command_does_not_meet_the_one_before(
+    project: Project, sshd: Sshd, over_ssh: Proxy, slow_link: SlowLink
+) -> None:
+    """That a run has ended never reaches the host. What it held is free all the same, changes or no changes."""
+    project.write(tasks(1))
+    for status, proxy in (("changed", over_ssh), ("ok", slow_link(0.0))):
+
+        def freeze(event: Event, proxy: Proxy = proxy) -> None:
+            if isinstance(event, HostEnded):
+                proxy.freeze()
+
+        described(project, sshd, proxy.port)
+        ran = project.run(seen=freeze)
+        assert (ran.code, ran.statuses("far")) == (Exit.DONE, {"t0": status})
+    described(project, sshd, sshd.port)
+    assert project.run().code == Exit.DONE
 
 
 def test_an_unreachable_host_has_its_own_exit_code(project: Project, sshd: Sshd) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +62,15 @@ class Project:
         path.write_text(text.replace("OUT", str(self.out)))
         return path
 
-    def run(self, text: str | None = None, *, e: tuple[str, ...] = (), stop: Any = None, **options: Any) -> Ran:
+    def run(
+        self,
+        text: str | None = None,
+        *,
+        e: tuple[str, ...] = (),
+        stop: Any = None,
+        seen: Callable[[Event], None] = lambda event: None,
+        **options: Any,
+    ) -> Ran:
         if text is not None:
             self.write(text)
         chosen = Options(
@@ -69,7 +78,12 @@ class Project:
             given=parse_given(e), **options,
         )  # fmt: skip
         events: list[Event] = []
+
+        def emit(event: Event) -> None:
+            events.append(event)
+            seen(event)
+
         stop = stop or threading.Event()
         planned = plan(chosen, load(chosen.inventory))
-        code = execute(planned, chosen, events.append, stop, lambda question: False, Connections(stop.is_set))
+        code = execute(planned, chosen, emit, stop, lambda question: False, Connections(stop.is_set))
         return Ran(code, events)
