@@ -88,8 +88,9 @@ def slots(s: Settings, version: Version) -> dict[str, Slot]:
     """The parameters the class builds for this config, by name."""
     h, wide = s.hidden, 2 * s.hidden
     width = aux_count(s, version) * s.target_hidden
+    fc_how = How.COLUMN if s.mla and version in v.FC_SPLIT_MLA else How.EXACT
     found = [
-        Slot("fc.weight", (h, width), How.EXACT, "[hidden_size, aux layers x target hidden size]"),
+        Slot("fc.weight", (h, width), fc_how, "[hidden_size, aux layers x target hidden size]"),
         Slot("norm.weight", (h,), How.EXACT, "hidden_size"),
         Slot("embed_tokens.weight", (s.vocab, h), How.EXACT, "[vocab_size, hidden_size]", s.own_embedding),
     ]
@@ -104,6 +105,9 @@ def slots(s: Settings, version: Version) -> dict[str, Slot]:
             prefix = f"layers.{layer}." if layer else "midlayer."
             found += _llama_attention(prefix, s, h if layer else wide)
             found += _layer(prefix, s)
+            if s.output_bias:
+                starts_random = version not in v.ZERO_BIAS
+                found.append(Slot(f"{prefix}self_attn.o_proj.bias", (h,), How.EXACT, "hidden_size", starts_random))
     if s.raw.get("bias"):
         found.append(Slot("fc.bias", (h,), How.EXACT, "hidden_size"))
     if fc_norm(s, version):

@@ -192,6 +192,11 @@ class Settings:
         return self.raw.get("tie_word_embeddings") is True
 
     @property
+    def output_bias(self) -> bool:
+        """Whether o_proj has a bias. It is the only projection that can: the drafter's own qkv_proj never has one."""
+        return not self.mla and bool(self.raw.get("attention_bias") or self.raw.get("bias"))
+
+    @property
     def eagle(self) -> Mapping[str, Any]:
         return self.section("eagle_config")
 

@@ -59,7 +59,7 @@ class Version:
 
 _READ = (
     *("0.5.6.post2", "0.5.7", "0.5.8", "0.5.8.post1", "0.5.9", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12"),
-    *("0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.18", "0.5.20", "0.5.22", "0.5.23"),
+    *("0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
 )
 KNOWN = tuple(Version.parse(text) for text in _READ)
 
@@ -87,12 +87,14 @@ MLA_CLASS = _since("0.5.12", "kimi_k25_eagle3.py")
 FREE_AUX_COUNT = _since("0.5.12", "llama_eagle3.py num_aux_hidden_states, #24663")
 FC_NORM = _since("0.5.12", "llama_eagle3.py fc_norm, #24663")
 FC_NORM_MLA = _since("0.5.13", "kimi_k25_eagle3.py fc_norm, #26506")
-NORM_BEFORE_FC = _since("0.5.18", "llama_eagle3.py input_norm, #32334")
+NORM_BEFORE_FC = _since("0.5.17", "llama_eagle3.py input_norm, #32334")
+FC_SPLIT_MLA = _since("0.5.15", "kimi_k25_eagle3.py fc is a ColumnParallelLinear; before that, nn.Linear")
+ZERO_BIAS = _since("0.5.9", "linear.py RowParallelLinear starts its bias at zero; before that, torch.empty")
 IDS_AS_WRITTEN = _since("0.5.13", "deepseek_v2.py set_eagle3_layers_to_capture, #25454")
 ROPE_PARAMETERS = _since("0.5.10", "llama.py reads rope_parameters first; transformers 5")
 TRANSFORMERS_5 = _since("0.5.10", "transformers 5.3, whose config classes check the types of their fields")
 NULL_EAGLE_CONFIG = _since("0.5.15", "eagle_utils.py `or {}`; before that, None is asked for its keys")
-MISSING_SHARD_RAISES = _since("0.5.18", "weight_utils.py, #32279; 0.5.17 not read")
+MISSING_SHARD_RAISES = _since("0.5.17", "weight_utils.py filter_duplicate_safetensors_files, #32279")
 CAPTURE = _since("0.0.0", "set_eagle3_layers_to_capture of the target's class, wherever it was read")
 LAYER_0_CAPTURE = _since("0.5.14", "deepseek_v2.py captures in the layer; before that, layer 0 has no residual to add")
 KIMI_K2_CONFIG = _since("0.5.12", "hf_transformers/common.py registers kimi_k2")

@@ -274,6 +274,7 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
         always(SG),
     ),
     "biases": (tensor("midlayer.self_attn.q_proj.bias", 96), "bias", always(DE)),
+    "output bias without its switch": (tensor("midlayer.self_attn.o_proj.bias", 48), "bias", always(DE)),
     "float16 for bfloat16": (config(torch_dtype="float16"), "dtype", always(RT)),
     "no dtype": (without("torch_dtype"), "dtype", always(RT)),
     "fp8 without scales, uneven": (
@@ -376,7 +377,7 @@ def test_heads_that_tp_does_not_divide_are_no_fault_on_one_gpu(judged: Judge) ->
     assert outcomes(judged(made, "0.5.12", tp=1)) == OK
 
 
-@pytest.mark.parametrize(("versions", "expected"), [("0.5.16", SG), ("0.5.18", LE), ("0.7.1", LE)])
+@pytest.mark.parametrize(("versions", "expected"), [("0.5.16", SG), ("0.5.17", LE), ("0.7.1", LE)])
 def test_missing_shard(tmp_path: Path, versions: str, expected: str, judged: Judge) -> None:
     made = build.specforge()
     folder = made.write(tmp_path / "d")
@@ -478,6 +479,7 @@ HARMLESS: dict[str, Callable[[Drafter], None]] = {
     "intermediate size left out": without("intermediate_size"),
     "no eagle_config keys": config(eagle_config={}),
     "fc bias": lambda m: (config(bias=True)(m), tensor("fc.bias", 48)(m)),
+    "output bias": lambda m: (config(attention_bias=True)(m), tensor("midlayer.self_attn.o_proj.bias", 48)(m)),
 }
 
 
@@ -490,6 +492,38 @@ def test_what_the_server_takes_is_no_fault(name: str, judged: Judge) -> None:
     assert outcomes(found) == always(OK)
     assert found.case.mapping is not None
     assert found.case.mapping.sound
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "versions", "expected"),
+    [
+        (FAULTS["one norm before fc"][0], "norm-before-fc", "0.5.16,0.5.17", "degraded ok"),
+        (FAULTS["two layers"][0], "num-hidden-layers", "0.5.11,0.5.12", "load-error silent-garbage"),
+    ],
+    ids=["norm_before_fc", "several layers"],
+)
+def test_features_begin_where_the_sources_have_them(
+    plant: Callable[[Drafter], object], check: str, versions: str, expected: str, judged: Judge
+) -> None:
+    made = build.specforge()
+    plant(made)
+    found = judged(made, versions)
+    assert outcomes(found) == expected
+    assert check in alarms(found)
+
+
+@pytest.mark.parametrize(("rows", "split"), [(50, "silent-garbage"), (40, "load-error")], ids=["too many", "too few"])
+def test_fc_of_an_mla_drafter_is_split_from_0_5_15_on(rows: int, split: str, judged: Judge) -> None:
+    """A ColumnParallelLinear cuts rows that are too many; nn.Linear took none but its own shape."""
+    made = build.mla()
+    tensor("fc.weight", rows, 144)(made)
+    assert outcomes(judged(made, "0.5.14,0.5.15")) == f"load-error {split}"
+
+
+def test_width_of_an_mla_drafter_must_be_divisible_where_fc_is_split(judged: Judge) -> None:
+    found = judged(build.mla(Dims(hidden=40, heads=16)), "0.5.14,0.5.15", tp=16)
+    assert outcomes(found) == "ok load-error"
+    assert [f.subject for f in found.findings if f.check == "tp-division"] == ["hidden_size"]
 
 
 def test_config_that_is_no_json(tmp_path: Path, judged: Judge) -> None:

@@ -142,15 +142,19 @@ def _listed(tensors: list[Tensor]) -> str:
 
 
 def _bias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
+    assert case.draft is not None
+    switch = not case.draft.mla and all(t.name.endswith("o_proj.bias") for t in tensors)
+    why = "config.json has no attention_bias" if switch else "the drafter's projections are built without bias"
+    remedy = '"attention_bias": true' if switch else "train without bias; SGLang has none for query, key and value"
     read = [(case.samples.get(t.name), t) for t in tensors]
     zero = all(s is not None and s.blocks == s.zero_blocks and s.size == t.end - t.start for s, t in read)
     yield Finding(
         "bias",
         Verdict.NOTE if zero else Verdict.DEGRADED,
         tensors[0].name,
-        f"{len(tensors)} bias tensor(s) ({_listed(tensors)}) are skipped: the drafter's"
-        " projections are built without bias" + ("; all of them are zero" if zero else ""),
-        "" if zero else "train without bias; SGLang has none",
+        f"{len(tensors)} bias tensor(s) ({_listed(tensors)}) are skipped: {why}"
+        + ("; all of them are zero" if zero else ""),
+        "" if zero else remedy,
     )
 
 

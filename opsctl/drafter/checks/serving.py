@@ -54,6 +54,8 @@ def divisible(case: Case, version: Version) -> Iterator[Finding]:
         yield _indivisible("num_key_value_heads", kv, tp)
     if draft.intermediate % tp:
         yield _indivisible("intermediate_size", draft.intermediate, tp)
+    if draft.mla and version in v.FC_SPLIT_MLA and draft.hidden % tp:
+        yield _indivisible("hidden_size", draft.hidden, tp)
     for key, size in (("vocab_size", draft.vocab), ("draft_vocab_size", draft.draft_vocab)):
         padded = -(-size // _VOCAB_PAD) * _VOCAB_PAD
         if padded % tp:
