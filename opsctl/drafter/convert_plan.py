@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case, converted_name
 from opsctl.drafter.checks.files import refused
 from opsctl.drafter.folder import Tensor
@@ -17,7 +18,8 @@ from opsctl.drafter.vocab_map import Kind
 from opsctl.errors import Exit, OpsctlError, Unreadable
 
 _DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_FEATURES = {"norm_before_fc": "0.5.18", "fc_norm": "0.5.12", "norm_output": "0.5.12"}
+_FEATURES = {"norm_before_fc": v.NORM_BEFORE_FC, "fc_norm": v.FC_NORM, "norm_output": v.FC_NORM}
+_MAX_VOCAB = 1 << 20  # several times the largest there is; both mapping tables are made in memory
 # What a llama layer of speculators is configured by; the rest of a flat config is not the layer's.
 _LAYER_KEYS = (
     "attention_bias", "attention_dropout", "head_dim", "hidden_act", "hidden_size", "initializer_range",
@@ -136,8 +138,8 @@ def _features_allow(case: Case, draft: Settings) -> None:
     for name in case.tensors:
         if ".q_norm." in name or ".k_norm." in name:
             _refuse(case, f"{name}: llama_eagle3 has no query and key norms in any version", "serve it with vLLM")
-        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")):
-            _refuse(case, f"{name}: SGLang's drafter has no biases", "serve it with vLLM, or train without bias")
+        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
+            _refuse(case, f"{name}: SGLang's drafter has no such bias", "serve it with vLLM, or train without bias")
 
 
 def _renamed(tensor: Tensor, changes: list[str]) -> Part:
@@ -196,9 +198,9 @@ def _set_keys(case: Case, draft: Settings, config: dict[str, Any], parts: list[P
     if dtype and draft.dtype_named != dtype:
         key = "dtype" if "dtype" in config else "torch_dtype"
         put(key, dtype, "the target's; weights are cast when loaded" if case.text else "as the weights are stored")
-    for key, since in _FEATURES.items():
+    for key, feature in _FEATURES.items():
         if config.get(key):
-            changes.append(f"config.json: {key} kept; it needs SGLang {since} or later")
+            changes.append(f"config.json: {key} kept; it needs SGLang {feature.since} or later")
 
 
 def _to_speculators(case: Case) -> Plan:
@@ -210,6 +212,8 @@ def _to_speculators(case: Case) -> Plan:
         _refuse(case, "speculators has no MLA drafter", "serve it with SGLang")
     if draft.tied or draft.headless:
         _refuse(case, "it has no head of its own, and speculators needs one", "serve it with SGLang")
+    if not 0 < draft.vocab <= _MAX_VOCAB:
+        _refuse(case, f"vocab_size {draft.vocab} is no size of a vocabulary", "write the target's into config.json")
     changes: list[str] = []
     parts = _mapping_as_offsets(case, [Part(t.name, t.dtype, t.shape, t) for t in case.tensors.values()], changes)
     parts = [replace(part, name=re.sub(r"^midlayer\.", "layers.0.", part.name)) for part in parts]

@@ -190,6 +190,14 @@ def test_sglang_to_speculators_and_back(tmp_path: Path) -> None:
         assert back.raw_config[key] == made.config[key]
 
 
+@pytest.mark.parametrize("size", [0, -1, 2**32, 2**64])
+def test_a_vocabulary_of_impossible_size_is_refused(size: int, tmp_path: Path) -> None:
+    made = build.modelopt()
+    made.config["vocab_size"] = made.target["vocab_size"] = size
+    with pytest.raises(Refused):
+        converted(tmp_path, made, "speculators")
+
+
 @pytest.mark.parametrize("make", [build.mla, build.headless], ids=lambda f: f.__name__)
 def test_no_speculators_form(make: object, tmp_path: Path) -> None:
     with pytest.raises(Refused):
