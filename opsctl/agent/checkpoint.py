@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from opsctl.agent import torchfile
 from opsctl.agent.protocol import AgentError, Context, Reply
-from opsctl.agent.safetensors import Damaged, Entry, header_length, parse
+from opsctl.agent.safetensors import MAX_TENSORS, Damaged, Entry, header_length, parse
 
 MAX_FILES = 2000
 MAX_WEIGHT_FILES = 256
@@ -21,7 +21,7 @@ MAX_INDEX = 4 << 20
 MAX_TABLE = 4 << 20
 WINDOW = 4096
 WINDOWS = 8
-SAMPLE_BUDGET = 16 << 20  # bytes read for samples of one folder
+SAMPLE_BUDGET = 16 << 20  # bytes read for samples of one file
 CHUNK = 1 << 20
 INDEX = "model.safetensors.index.json"
 
@@ -34,6 +34,7 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
     body: List[bytes] = []
     tables: List[Dict[str, Any]] = []
     containers = []
+    room = MAX_TENSORS  # in all files together: a whole model named by mistake has 70,000
     for file in weights[:MAX_WEIGHT_FILES]:
         container: Dict[str, Any] = {
             "file": file["name"],
@@ -46,19 +47,24 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
         try:
             with _open(path, file, follow_links) as handle:
                 entries, container["metadata"] = _entries(handle, file, digest)
+                room -= len(entries)
+                if room < 0:
+                    raise Damaged("count", "over %d tensors in the folder: no drafter has so many" % MAX_TENSORS)
                 container["tensors"] = [list(entry) for entry in entries]
                 for entry in entries:
                     _table(handle, entry, file["name"], tables, body)
                 container["samples"] = _samples(call, handle, entries, full, digest)
         except Damaged as damaged:
             container["problem"] = {"code": damaged.code, "text": damaged.message}
-    config = _text(path, files, "config.json", MAX_CONFIG, follow_links)
+        if room < 0:
+            break
+    settings = _text(path, files, "config.json", MAX_CONFIG, follow_links)
     index = _text(path, files, INDEX, MAX_INDEX, follow_links)
-    for text in (config, index):
+    for text in (settings, index):
         digest.update((text["text"] or "").encode("utf-8", "surrogatepass"))
     result = {
         "files": files,
-        "config": config,
+        "config": settings,
         "index": index,
         "containers": containers,
         "tables": tables,
@@ -66,6 +72,11 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
         "digest": digest.hexdigest(),
     }
     return Reply(result, b"".join(body))
+
+
+def config(call: Context, path: str) -> Dict[str, Any]:
+    """The text of the folder's config.json alone, or the problem with it. A link is followed wherever it leads."""
+    return _text(path, listing(path), "config.json", MAX_CONFIG, follow_links=True)
 
 
 def digests(call: Context, path: str, file: str, ranges: List[List[int]], follow_links: bool = False) -> List[str]:
@@ -288,4 +299,4 @@ def _exactly(handle: BinaryIO, start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-CALLS: Dict[str, Callable[..., Any]] = {"gather": gather, "digests": digests}
+CALLS: Dict[str, Callable[..., Any]] = {"gather": gather, "config": config, "digests": digests}

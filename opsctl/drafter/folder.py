@@ -149,14 +149,18 @@ def open_folder(path: str, read: Reader = here, *, full: bool = False, follow_li
 
 
 def read_config(path: str, read: Reader = here) -> Settings:
-    """The config.json of a target folder. Raises UsageError."""
-    folder = open_folder(path, read)
-    if folder.raw_config is None:
-        why = folder.config_problem.text if folder.config_problem else "missing"
+    """The config.json of a target folder; its weights, hundreds of gigabytes, are left alone. Raises UsageError."""
+    try:
+        reply = read(Call("checkpoint.config", {"path": path}))
+    except AgentError as error:
+        raise _explained(error, path) from None
+    raw, problem, _ = _object(reply.result)
+    if raw is None:
+        why = problem.text if problem else "missing"
         raise UsageError(
             f"config.json of the target cannot be used: {why}", where=path, hint="name the target's folder"
         )
-    return Settings(folder.raw_config)
+    return Settings(raw)
 
 
 def _explained(error: AgentError, path: str) -> OpsctlError:
@@ -199,6 +203,8 @@ def _object(
     """A JSON object from untrusted text, why there is none, and keys that appear twice."""
     if raw["text"] is None:
         return None, _problem(raw["problem"]) or Problem("missing", "missing"), ()
+    if disguised := _disguised(raw["text"]):
+        return None, disguised, ()
     repeated: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -221,6 +227,15 @@ def _object(
     if strict and repeated:
         return None, Problem("duplicate", f"key {repeated[0][:80]!r} appears twice"), ()
     return value, None, tuple(repeated)
+
+
+def _disguised(text: str) -> Problem | None:
+    """What was saved in place of a JSON file, where that can be told."""
+    if text.startswith("version https://git-lfs"):
+        return Problem("lfs-pointer", "a git-lfs pointer, not the file itself")
+    if text.lstrip("\ufeff \t\r\n").startswith("<"):
+        return Problem("html", "an HTML or XML page saved in place of the file")
+    return None
 
 
 def _short_int(text: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.agent.safetensors import header_length
-from opsctl.drafter.folder import here, open_folder
+from opsctl.drafter.folder import here, open_folder, read_config
 from opsctl.errors import RemoteError
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
@@ -73,6 +73,55 @@ def test_a_link_out_of_the_folder_is_refused_whatever_it_points_at(where: str, t
 def test_a_folder_of_something_else_is_called_by_its_name(name: str, said: str, tmp_path: Path, judged: Judge) -> None:
     (tmp_path / name).write_bytes(b"{}")
     assert said in " ".join(f.detail for f in judged(tmp_path).findings)
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+PAGE = "\n<!DOCTYPE html><html>404</html>"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"), [(LFS, "git-lfs pointer", "git lfs pull"), (PAGE, "HTML", "again")]
+)
+def test_what_lies_in_place_of_a_json_file_is_named(
+    name: str, text: str, said: str, remedy: str, tmp_path: Path, judged: Judge
+) -> None:
+    folder = build.specforge().write(tmp_path / "d")
+    (folder / name).write_text(text)
+    found = next(f for f in judged(folder).findings if f.subject == name)
+    assert said in found.detail
+    assert remedy in found.remedy
+
+
+def whole_model(folder: Path, files: int = 6, experts: int = 1000) -> None:
+    """A target's folder: more tensors than any drafter has."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(build.specforge().target))
+    for number in range(files):
+        weights = {f"layers.{number}.experts.{i}.weight": build.Raw("U8", [8], b"weights!") for i in range(experts)}
+        build.write_safetensors(folder / f"model-{number}.safetensors", weights)
+
+
+def test_only_the_config_of_a_target_is_read(tmp_path: Path) -> None:
+    """Targets have terabytes; and those in a Hugging Face cache are links out of the folder."""
+    whole_model(tmp_path / "model")
+    (tmp_path / "model" / "config.json").rename(tmp_path / "blob")
+    (tmp_path / "model" / "config.json").symlink_to(tmp_path / "blob")
+    sent = []
+
+    def read(call: Call) -> Reply:
+        sent.append(here(call))
+        return sent[-1]
+
+    assert read_config(str(tmp_path / "model"), read).layers == build.specforge().target["num_hidden_layers"]
+    assert [set(reply.result) for reply in sent] == [{"text", "problem", "present"}]
+
+
+def test_a_whole_model_is_no_drafter(tmp_path: Path, judged: Judge) -> None:
+    whole_model(tmp_path / "model")
+    found = judged(tmp_path / "model")
+    assert found.exit_code == 12
+    assert [f.detail for f in found.findings] == ["over 4096 tensors in the folder: no drafter has so many"]
 
 
 def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None:

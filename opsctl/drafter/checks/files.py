@@ -16,12 +16,13 @@ from opsctl.drafter.versions import Version
 _NOT_READ = frozenset({"symlink", "not-a-file", "changed", "size", "unreadable"})
 
 _REMEDY = {
-    "lfs-pointer": "fetch the weights: git lfs pull, or download the file again",
+    "lfs-pointer": "fetch the file itself: git lfs pull, or download it again",
     "html": "download the file again; the address answered with a page (login, error) instead of the file",
     "truncated": "copy the file again; the transfer was cut",
     "trailing": "copy the file again and compare its size and digest with the source",
     "size": "copy the file again and compare its size and digest with the source",
     "symlink": "copy the real file in its place (cp -L), or allow links with --follow-links",
+    "count": "name the folder of the draft model, not that of a whole one",
     "pickle-import": "do not load this file anywhere; get safetensors from the producer",
 }
 
@@ -127,8 +128,9 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
     """Row 3: can transformers make a config of config.json?"""
     folder = case.folder
     if folder.raw_config is None:
-        why = folder.config_problem.text if folder.config_problem else "missing"
-        remedy = "correct config.json; it must be one JSON object"
+        problem = folder.config_problem or Problem("missing", "missing")
+        why = problem.text
+        remedy = _REMEDY.get(problem.code, "correct config.json; it must be one JSON object")
         if any(file.name == "adapter_config.json" for file in folder.files):
             why, remedy = f"{why}; with adapter_config.json this is a LoRA adapter", "name the folder of a draft model"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", why, remedy)
