@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.cli.playing import (
     CheckOption,
@@ -22,7 +23,6 @@ from opsctl.cli.playing import (
     YesOption,
     play,
 )
-from opsctl.errors import UsageError
 
 app = typer.Typer(help="Put a draft model into service, measured and undoable.", no_args_is_help=True)
 
@@ -70,28 +70,15 @@ def drafter(
 
       opsctl deploy drafter ./my-drafter --host k25 --min-accept-length 2.5
     """
-    from opsctl.engine.options import Given, Options
-    from opsctl.quantities import seconds
-
-    try:
-        wait = seconds(lock_wait)
-    except ValueError as error:
-        raise UsageError(f"--lock-wait: {error}") from None
-    given = {
-        "drafter": Given(str(path)),
-        "name": Given(name),
-        "min_accept_length": Given(min_accept_length),
-        "ready_timeout": Given(ready_timeout),
-        "accept_findings": Given(accept or None),
+    params = {
+        "drafter": str(path),
+        "name": name,
+        "min_accept_length": min_accept_length,
+        "ready_timeout": ready_timeout,
+        "accept_findings": accept or None,
     }
-    options = Options(
-        playbook="deploy-drafter",
-        inventory=inventory,
-        limit=host,
-        given={key: value for key, value in given.items() if value.value is not None},
-        check=check,
-        exit_code=exit_code,
-        yes=yes,
-        lock_wait=wait,
-    )
+    options = asked.playbook(
+        "deploy-drafter", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check,
+        exit_code=exit_code, yes=yes,
+    )  # fmt: skip
     return play(options, Showing(output, diff, verbose, junit, summary, html))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.cli.playing import (
     CheckOption,
@@ -224,13 +225,7 @@ def stage(
 ) -> int:
     """Bring a drafter to a host as a release, moving only what changed. What is in service stays in service."""
     from opsctl.cli.drafter_places import Place, from_web, place
-    from opsctl.engine.options import Given, Options
-    from opsctl.quantities import seconds
 
-    try:
-        wait = seconds(lock_wait)
-    except ValueError as error:
-        raise UsageError(f"--lock-wait: {error}") from None
     web = from_web(path)
     if fetch_on and not web:
         raise UsageError(f"--fetch-on is for what comes from the web, and {path} is a folder")
@@ -240,24 +235,18 @@ def stage(
             f"the folder lies on {source.host}, and --host is {host}",
             hint="copy it here first, then stage it from here",
         )
-    given = {
-        "source" if web else "drafter" if source.host is None else "there": Given(source.path),
-        "fetch_on": Given(fetch_on.value if fetch_on else None),
-        "name": Given(name or (source.path.partition("@")[0].rstrip("/").rpartition("/")[2] if web else None)),
-        "keep": Given(keep),
-        "accept_findings": Given(force or None),
-        "follow_links": Given(follow_links or None),
+    params = {
+        "source" if web else "drafter" if source.host is None else "there": source.path,
+        "fetch_on": fetch_on.value if fetch_on else None,
+        "name": name or (source.path.partition("@")[0].rstrip("/").rpartition("/")[2] if web else None),
+        "keep": keep,
+        "accept_findings": force or None,
+        "follow_links": follow_links or None,
     }
-    options = Options(
-        playbook="stage-drafter",
-        inventory=inventory,
-        limit=source.host or host,
-        given={key: value for key, value in given.items() if value.value is not None},
-        check=check,
-        exit_code=exit_code,
-        yes=yes,
-        lock_wait=wait,
-    )
+    options = asked.playbook(
+        "stage-drafter", params, inventory=inventory, host=source.host or host, lock_wait=lock_wait, check=check,
+        exit_code=exit_code, yes=yes,
+    )  # fmt: skip
     return play(options, Showing(output, None, verbose))
 
 

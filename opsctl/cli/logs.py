@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.errors import Exit, RemoteError, Unreadable, UsageError
 
@@ -162,12 +163,7 @@ def _no_log(file: Path, lines: int) -> Unreadable:
 
 def duration(given: str | None) -> float | None:
     """--since in seconds. Raises UsageError."""
-    from opsctl.quantities import seconds
-
-    try:
-        return None if given is None else seconds(given)
-    except ValueError as error:
-        raise UsageError(f"--since: {error}") from None
+    return None if given is None else asked.duration("--since", given)
 
 
 def _show(found: dict[str, Summary]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
 from opsctl.cli.playing import (
     CheckOption,
@@ -135,44 +136,31 @@ def sglang(
 
       opsctl patch sglang --revert eagle3-fc-guard
     """
-    from opsctl.quantities import seconds
-
     _demand_class(for_target)
     _demand_one_thing(status=status, revert=revert, as_json=as_json, commit=commit)
-    try:
-        wait = seconds(lock_wait)
-    except ValueError as error:
-        raise UsageError(f"--lock-wait: {error}") from None
     if status:
         reporting = Reporting("patch sglang --status", output, junit, summary, as_json)
         with reporting.errors():
             done = _statuses(inventory, host, patches or [], tree, for_target, own)
         return _tell_status(done, reporting, diff=bool(diff))
     from opsctl.cli.patch_hosts import PLAYBOOK, own_patches, undo_runs
-    from opsctl.engine.options import Given, Options
 
     own_patches(own, patches or ())
-    given = {
-        "patches": Given(patches or None),
-        "checkout": Given(tree),
-        "own": Given(str(own.absolute()) if own else None),
-        "target": Given(for_target),
-        "commit": Given(commit),
-        "repo": Given(repo),
-        "keep_local_changes": Given(keep_local_changes),
-        "state": Given("reverted" if revert else "applied"),
-        "restart": Given(restart),
+    params = {
+        "patches": patches or None,
+        "checkout": tree,
+        "own": str(own.absolute()) if own else None,
+        "target": for_target,
+        "commit": commit,
+        "repo": repo,
+        "keep_local_changes": keep_local_changes,
+        "state": "reverted" if revert else "applied",
+        "restart": restart,
     }
-    options = Options(
-        playbook=PLAYBOOK,
-        inventory=inventory,
-        limit=host,
-        given={key: value for key, value in given.items() if value.value is not None},
-        check=check,
-        exit_code=exit_code,
+    options = asked.playbook(
+        PLAYBOOK, params, inventory=inventory, host=host, lock_wait=lock_wait, check=check, exit_code=exit_code,
         yes=yes,
-        lock_wait=wait,
-    )
+    )  # fmt: skip
     if revert and not patches:
         undone = undo_runs(chosen(inventory, host), tree, check=check, err=output != "human")
         if undone is not Exit.DONE:

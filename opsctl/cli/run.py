@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from opsctl.cli import asked
 from opsctl.cli.hosts import InventoryOption
 from opsctl.cli.playing import (
     AskBecomeOption,
@@ -72,16 +73,12 @@ def run(
       opsctl run health --check --exit-code
     """
     from opsctl.engine.options import Options, parse_given
-    from opsctl.quantities import seconds
 
-    try:
-        wait = seconds(lock_wait)
-    except ValueError as error:
-        raise UsageError(f"--lock-wait: {error}") from None
     options = Options(
         playbook=playbook, inventory=inventory, limit=limit, given=parse_given(extra or (), strings or ()),
         tags=_words(tags), skip_tags=_words(skip_tags), start_at=start_at, check=check, exit_code=exit_code, yes=yes,
-        lock_wait=wait, at_once=forks, resume=resume, resume_known=resume is not None and _recorded(resume),
+        lock_wait=asked.duration("--lock-wait", lock_wait), at_once=forks, resume=resume,
+        resume_known=resume is not None and _recorded(resume),
     )  # fmt: skip
     try:
         password = become_password() if ask_become else None

@@ -6,13 +6,22 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption
-from opsctl.cli.playing import CheckOption, DiffOption, LockWaitOption, OutputOption, Showing, VerboseOption, YesOption
-from opsctl.errors import UsageError
+from opsctl.cli.playing import (
+    CheckOption,
+    DiffOption,
+    LockWaitOption,
+    OutputOption,
+    Showing,
+    VerboseOption,
+    YesOption,
+    play,
+)
 from opsctl.text import printable
 
 if TYPE_CHECKING:
@@ -79,8 +88,9 @@ def start(
     verbose: VerboseOption = False,
 ) -> int:
     """Start the server as the inventory describes it, and wait for its first token (playbook start-server)."""
-    given = {"ready_timeout": ready_timeout, "adopt": adopt or None}
-    return _play("start-server", inventory, host, given, check, lock_wait, Showing(output, diff, verbose))
+    params = {"ready_timeout": ready_timeout, "adopt": adopt or None}
+    options = asked.playbook("start-server", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check)
+    return play(options, Showing(output, diff, verbose))
 
 
 @app.command()
@@ -96,8 +106,9 @@ def restart(
     verbose: VerboseOption = False,
 ) -> int:
     """Restart the server; one that does not come up gives way to the one before (playbook restart-server)."""
-    given = {"ready_timeout": ready_timeout, "adopt": adopt or None}
-    return _play("restart-server", inventory, host, given, check, lock_wait, Showing(output, diff, verbose))
+    params = {"ready_timeout": ready_timeout, "adopt": adopt or None}
+    options = asked.playbook("restart-server", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check)
+    return play(options, Showing(output, diff, verbose))
 
 
 @app.command()
@@ -114,8 +125,11 @@ def stop(
     verbose: VerboseOption = False,
 ) -> int:
     """Let requests finish, stop the server, wait until its GPU memory is free (playbook stop-server)."""
-    showing = Showing(output, None, verbose)
-    return _play("stop-server", inventory, host, {"stop_wait": stop_wait}, check, lock_wait, showing, yes=yes)
+    params = {"stop_wait": stop_wait}
+    options = asked.playbook(
+        "stop-server", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check, yes=yes
+    )
+    return play(options, Showing(output, None, verbose))
 
 
 @app.command()
@@ -133,7 +147,7 @@ def wait(
     from opsctl.cli.hosts import chosen, on_each, tell_errors
     from opsctl.cli.server_look import wait as wait_for
 
-    limit, still = _seconds("--timeout", timeout), _seconds("--stall", stall)
+    limit, still = asked.duration("--timeout", timeout), asked.duration("--stall", stall)
     done = on_each(
         chosen(inventory, host), lambda remote, one: wait_for(remote, one, port or one.sglang.port, limit, still)
     )
@@ -146,32 +160,3 @@ def wait(
         for name, found in ready.items():
             typer.echo(f"{name}: ready after {found['seconds']:g} s")
     return tell_errors(done)
-
-
-def _play(
-    playbook: str,
-    inventory: str | None,
-    host: str | None,
-    params: dict[str, Any],
-    check: bool,
-    lock_wait: str,
-    showing: Showing,
-    *,
-    yes: bool = False,
-) -> int:
-    from opsctl.cli.playing import play
-    from opsctl.engine.options import Given, Options
-
-    given = {name: Given(value) for name, value in params.items() if value is not None}
-    wait = _seconds("--lock-wait", lock_wait)
-    options = Options(playbook, inventory, host, given=given, check=check, yes=yes, lock_wait=wait)
-    return play(options, showing)
-
-
-def _seconds(option: str, text: str) -> float:
-    from opsctl.quantities import seconds
-
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
