@@ -33,7 +33,7 @@ def files(call: Context, root: str = "/", temporary: str = "/tmp") -> Json:
     used = _used(root, {f["path"] for f in found})
     me = os.geteuid()
     for f in found:
-        private = f["uid"] == me and not f.pop("mode") & 0o077
+        private = not f.pop("mode") & 0o077 and f["uid"] == me
         f["in_use"] = True if f["path"] in used else (False if me == 0 or private else None)
     return {"files": found, "uid": me, "now": time.time()}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.protocol import Call
+from opsctl.answers import made
 from opsctl.gpu import leftovers, ownership
 from opsctl.gpu.leftovers import File, Leftover
 from opsctl.gpu.model import Evidence
@@ -44,7 +45,7 @@ def findings(evidence: Evidence, listed: Mapping[str, Any], server_uid: int | No
     entries = [dict(f) for f in listed["files"]]
     inodes = {f["path"]: f.pop("inode") for f in entries}
     files = leftovers.judge(
-        (File(**f) for f in entries),
+        (made(File, f) for f in entries),
         server_uids=frozenset({p.uid for p in ours} | ({server_uid} if server_uid is not None else set())),
         before=min([*alive, listed["now"] - GRACE]),
     )

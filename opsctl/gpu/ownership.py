@@ -94,7 +94,7 @@ def classify(table: ProcessTable, *, stuck_after: float = 60.0) -> tuple[Owned, 
     """Every process that holds a GPU, looks like a worker, or belongs to one of our servers."""
     by_pid = {p.pid: p for p in table.processes}
     memory = dict(table.gpu_pids)
-    claims = {p.pid: claim for p in table.processes if (claim := _claim(p, table))}
+    claims = {p.pid: claim for p in table.processes if (claim := _claim(p, table, by_pid))}
     found = [
         _owned(p, claims.get(p.pid), by_pid, memory, stuck_after)
         for p in table.processes
@@ -114,13 +114,15 @@ def removable(found: Iterable[Owned]) -> tuple[Owned, ...]:
     return tuple(o for o in found if o.klass is Class.OWN_ORPHAN)
 
 
-def _claim(process: ProcessEntry, table: ProcessTable) -> tuple[ServerRecord, str] | None:
+def _claim(
+    process: ProcessEntry, table: ProcessTable, by_pid: Mapping[int, ProcessEntry]
+) -> tuple[ServerRecord, str] | None:
     for record in table.records:
         if record.cgroup and _within(process.cgroup, record.cgroup):
             return record, f"in the cgroup of {record.name}"
         if record.container and record.container in process.cgroup:
             return record, f"in the container of {record.name}"
-        if record.sid is not None and _in_session(process, record, table.boot_id):
+        if record.sid is not None and _in_session(process, record, by_pid.get(record.sid), table.boot_id):
             return record, f"session {record.sid}, user {process.uid}, started after {record.name}, same boot"
     return None
 
@@ -131,9 +133,10 @@ def _within(cgroup: str, parent: str) -> bool:
     return bool(parent) and (cgroup == parent or cgroup.startswith(parent + "/"))
 
 
-def _in_session(process: ProcessEntry, record: ServerRecord, boot_id: str) -> bool:
+def _in_session(process: ProcessEntry, record: ServerRecord, leader: ProcessEntry | None, boot_id: str) -> bool:
     return (
         process.sid == record.sid
+        and not _taken(record, leader)
         and record.uid is not None
         and process.uid == record.uid
         and record.ticks is not None
@@ -141,6 +144,11 @@ def _in_session(process: ProcessEntry, record: ServerRecord, boot_id: str) -> bo
         and record.boot_id is not None
         and record.boot_id == boot_id
     )
+
+
+def _taken(record: ServerRecord, leader: ProcessEntry | None) -> bool:
+    """Whether the session's number is another's now: no pid is given anew while a member of its session lives."""
+    return leader is not None and leader.pid == record.main_pid and leader.ticks != record.ticks
 
 
 def _owned(

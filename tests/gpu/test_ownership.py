@@ -15,7 +15,9 @@ import pytest
 
 from opsctl.agent import gpuclean, gpuproc
 from opsctl.agent.protocol import Context
+from opsctl.gpu import cleaning
 from opsctl.gpu.leftovers import File, judge
+from opsctl.gpu.model import Evidence
 from opsctl.gpu.ownership import Class, ProcessEntry, ProcessTable, ServerRecord, classify, removable
 
 UNIT = ServerRecord("llm.service", cgroup="/system.slice/llm.service", main_pid=400)
@@ -43,8 +45,9 @@ def _class(process: ProcessEntry, *others: ProcessEntry, record: ServerRecord = 
         (replace(WORKER, cgroup="/"), (), replace(UNIT, cgroup="/"), "now", Class.FOREIGN),
         (replace(WORKER, cgroup="/"), (MAIN,), SESSION, "now", Class.OWN_LIVE),
         (replace(WORKER, cgroup="/"), (), SESSION, "now", Class.OWN_ORPHAN),
-        # The record's pid is alive again, as another process.
-        (replace(WORKER, cgroup="/"), (replace(MAIN, ticks=95),), SESSION, "now", Class.OWN_ORPHAN),
+        # The record's pid is another process now, which leads a session of the same number: nothing in it is ours.
+        (replace(MAIN, cgroup="/", ticks=95, comm="sglang::schedul"), (), SESSION, "now", Class.FOREIGN),
+        (replace(WORKER, cgroup="/"), (replace(MAIN, ticks=95),), SESSION, "now", Class.FOREIGN),
         # The session number is in use again: older process, other user, other boot.
         (replace(WORKER, cgroup="/", ticks=80), (), SESSION, "now", Class.FOREIGN),
         (replace(WORKER, cgroup="/", uid=1001), (), SESSION, "now", Class.FOREIGN),
@@ -103,6 +106,16 @@ def _listed(pid: int) -> dict[str, object]:
     found = gpuproc.look("/", pid)
     assert found is not None
     return {name: found[name] for name in ("pid", "ticks", "sid", "cgroup", "uid")}
+
+
+def test_another_users_file_is_listed_and_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "dev/shm"
+    shared.mkdir(parents=True)
+    (shared / "psm_theirs").touch()
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    found = cleaning.findings(Evidence(), gpuclean.files(Context(), root=str(tmp_path)), 4242)
+    assert [(f.file.uid, f.removable) for f in found.files] == [(owner, False)]
 
 
 def test_removal_ends_what_was_listed(sleeper: subprocess.Popen[bytes]) -> None:
