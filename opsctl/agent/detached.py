@@ -1,6 +1,7 @@
 """Run a command that may hang for ever, also beyond the reach of signals, without hanging ourselves.
 
-Its output goes to an unnamed file and not to a pipe: a stuck process then holds nothing that we wait for.
+Its output goes to an unnamed file and not to a pipe: a stuck process then holds nothing that we wait for. A mark in its
+environment tells, when it is given up, which processes it has moved out of its session.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from opsctl.agent.protocol import Context
 
 TICK = 0.05
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL, and for the kernel to act on SIGKILL
+_MARK = "OPSCTL_RUN"  # in the environment
 
 
 class Ran(NamedTuple):
@@ -34,6 +36,7 @@ def run(
     """Run `argv` for at most `seconds` (and the grace after it); both outputs together, at most `keep` bytes."""
     with _unnamed() as output:
         began = time.monotonic()
+        mark = "%d.%d" % (os.getpid(), time.monotonic_ns())
         try:
             child = subprocess.Popen(
                 argv,
@@ -42,7 +45,7 @@ def run(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 close_fds=True,
-                env=dict(env or os.environ, LC_ALL="C"),
+                env=dict(env or os.environ, LC_ALL="C", **{_MARK: mark}),
                 cwd="/",
             )
         except OSError:
@@ -51,6 +54,7 @@ def run(
         took = time.monotonic() - began
         if code is None:
             _end(child)
+            _end_marked(mark)
         else:
             _signal(child, signal.SIGKILL)  # what it may have left in its session
         return Ran(code, _read(output, keep), took, pid=child.pid)
@@ -97,6 +101,15 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
             time.sleep(TICK)
     child.poll()
     child.returncode = child.returncode if child.returncode is not None else -signal.SIGKILL
+
+
+def _end_marked(mark: str) -> None:
+    """SIGKILL to what was started in it and is elsewhere by now."""
+    wanted = ("\0%s=%s\0" % (_MARK, mark)).encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open("/proc/%s/environ" % pid, "rb") as stream:
+            if wanted in b"\0" + stream.read():
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _signal(child: "subprocess.Popen[bytes]", number: int) -> None:

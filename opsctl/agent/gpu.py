@@ -54,8 +54,11 @@ def gather(
     """
     env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + smi.FOLDERS]))
     began = time.monotonic()
-    entries = gpuproc.table(root)
-    stuck = smi.stuck(root, {e["pid"]: e["state"] for e in entries if e["comm"] == smi.NAME})
+    # The command line of a process that is stuck with its memory locked cannot be read: who tries is stuck as well.
+    seen = _side_by_side({"table": lambda: gpuproc.table(root)}, QUICK)
+    entries = seen.get("table")
+    asked = None if entries is None else {e["pid"]: e["state"] for e in entries if e["comm"] == smi.NAME}
+    stuck = smi.stuck(root, asked)
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick),
         "klog": lambda: _kernel_log(call, env, keep),
@@ -91,7 +94,8 @@ def gather(
         found["limits"] = gpuhost.limits(root, server)
     found["server_uid"] = _server_uid(found.get("unit"), user_unit)
     found["servers"] = (servers or []) + (_started_here() if root == "/" else [])
-    found["processes"] = _processes(entries, said, _servers(found, found["servers"]), server, root)
+    if entries is not None:
+        found["processes"] = _processes(entries, said, _servers(found, found["servers"]), server, root)
     found["seconds"] = time.monotonic() - began
     return found
 

@@ -34,7 +34,9 @@ def refusal(evidence: Evidence, settings: Settings) -> str | None:
             return f"pid {gpu.processes[0].pid} ({gpu.processes[0].name}) uses {gpu.ref}"
         if gpu.memory_used is None or gpu.memory_used > settings.limit("leftover.fail"):
             return f"{gpu.ref} holds {gpu.memory_used or 0:.0f} MiB"
-    holder = next((p for p in (table.processes if table else ()) if p.holds_gpu and p.comm not in _SERVANTS), None)
+    if table is None:
+        return "who has them open cannot be seen"
+    holder = next((p for p in table.processes if p.holds_gpu and p.comm not in _SERVANTS), None)
     return f"pid {holder.pid} ({holder.comm}) has a GPU open" if holder else None
 
 

@@ -60,6 +60,7 @@ def test_hidden_gpu_is_named(healthy: FakeHost) -> None:
     [
         ("trap '' TERM; while :; do sleep 1; done", "no answer"),
         ("echo 'half an answer'; trap '' TERM HUP; sleep 1000 & wait; sleep 1000", "no answer"),
+        ("setsid sh -c \"trap '' TERM HUP; sleep 1000; : $0\" & sleep 1000", "no answer"),
         ("echo '%PDF-1.4'", "not its XML"),
         ("exit 0", "nothing"),
         ("echo '<?xml version=\"1.0\"?><html></html>'", "XML"),
@@ -95,6 +96,17 @@ def test_a_stuck_nvidia_smi_is_not_joined_by_another(healthy: FakeHost, tmp_path
     found = healthy.verdicts()
     assert found["smi.responsive"] == found["proc.stuck"] == "fail"
     assert not (tmp_path / "called").exists()
+
+
+def test_a_process_table_that_cannot_be_read_to_its_end(healthy: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read the command line of a process that is stuck with its memory locked is to be stuck too."""
+    monkeypatch.setattr(gpu, "QUICK", 0.3)
+    healthy.process(88, "python3", "D")
+    (healthy.root / "proc/88/cmdline").unlink()
+    os.mkfifo(healthy.root / "proc/88/cmdline")
+    found = healthy.verdicts()
+    assert found["proc.stuck"] == "fail"
+    assert found["gpu.count"] == found["smi.responsive"] == "pass"
 
 
 def test_nvidia_smi_missing(healthy: FakeHost) -> None:

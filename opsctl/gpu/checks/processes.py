@@ -23,6 +23,8 @@ def orphans(evidence: Evidence, settings: Settings) -> list[Found]:
 
 
 def stuck(evidence: Evidence, settings: Settings) -> list[Found]:
+    if evidence.table is None and evidence.smi_run is not None:
+        return [fail("reading the process table hangs: a process is stuck in the kernel with its memory locked")]
     if evidence.table is None:
         return skip(_NO_TABLE)
     found = classify(evidence.table, stuck_after=settings.limit("stuck.fail"))
