@@ -121,8 +121,8 @@ def _sections(text: str) -> Evidence:
 def hosts(members: Iterable[Member]) -> list[tuple[str, Evidence]]:
     """The hosts that the files are about, with a name for each.
 
-    Files are taken to be of one host unless they list different GPUs. A file that lists none, such as a log, then
-    goes with its neighbours: those in its folder, or of its name (n7.xml, n7.log).
+    Files are taken to be of one host unless they list different GPUs, or are logs of hosts with different names. A
+    file that tells neither then goes with its neighbours: those in its folder, or of its name (n7.xml, n7.log).
     Raises Unreadable when none of them is anything we know.
     """
     found: list[tuple[Member, Evidence]] = []
@@ -143,16 +143,16 @@ def hosts(members: Iterable[Member]) -> list[tuple[str, Evidence]]:
     if not found:
         raise Unreadable("no file in it says anything about a GPU host", where=unknown[0].name if unknown else None)
     listing = _by_gpus(found)
-    if len(listing) <= 1:
+    lone = [one for one in found if not _listed(one[1])]
+    logs = _by_host(lone)
+    if len(listing) <= 1 and len(logs) <= 1:
         return [(", ".join(dict.fromkeys(m.origin for m, _ in found)), merged(e for _, e in found))]
     groups = [list(group) for group in listing]
-    lone = [one for one in found if not _listed(one[1])]
+    for log, near in zip(logs, _nearest(logs, listing), strict=True):
+        _join(groups, near, log)
     for one in lone:
-        near = _near(one[0], listing)
-        if near is None:
-            groups.append([one])
-        else:
-            groups[near].append(one)
+        if _host_name(one) is None:
+            _join(groups, _near(one[0], groups), [one])
     return [(_name(group, groups), merged(e for _, e in group)) for group in groups]
 
 
@@ -169,6 +169,40 @@ def _by_gpus(found: Iterable[_Read]) -> list[list[_Read]]:
         else:
             same.append((member, evidence))
     return groups
+
+
+def _by_host(lone: Iterable[_Read]) -> list[list[_Read]]:
+    """The files whose lines carry the name of a host, those of one host together."""
+    named: dict[str, list[_Read]] = {}
+    for one in lone:
+        if name := _host_name(one):
+            named.setdefault(name, []).append(one)
+    return list(named.values())
+
+
+def _host_name(one: _Read) -> str | None:
+    """Without its domain, which some programs write and some do not."""
+    name = one[1].kernel.host if one[1].kernel else None
+    if name is None or name[:1].isdigit():
+        return name
+    return name.lower().partition(".")[0]
+
+
+def _join(groups: list[list[_Read]], number: int | None, files: list[_Read]) -> None:
+    if number is None:
+        groups.append(files)
+    else:
+        groups[number] += files
+
+
+def _nearest(logs: Sequence[Sequence[_Read]], listing: Sequence[Sequence[_Read]]) -> list[int | None]:
+    """For the logs of each host the GPUs they lie next to. Of two hosts that do, neither is meant, unless by name."""
+    near = [_near(log[0][0], listing) for log in logs]
+    stems = [{_stem(_path(m)) for m, _ in group} for group in listing]
+    return [
+        n if n is None or near.count(n) == 1 or any(_stem(_path(m)) in stems[n] for m, _ in log) else None
+        for n, log in zip(near, logs, strict=True)
+    ]
 
 
 def _listed(evidence: Evidence) -> dict[str, str | None]:
@@ -256,5 +290,6 @@ def _logs(first: KernelLog | None, second: KernelLog | None) -> KernelLog | None
         lines=first.lines + second.lines,
         earlier_boots=first.earlier_boots + second.earlier_boots + len(events) - len(kept),
         suppressed=first.suppressed + second.suppressed,
+        host=first.host or second.host,
         booted=booted or None,
     )

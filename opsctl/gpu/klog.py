@@ -72,7 +72,9 @@ def read(text: str) -> KernelLog:
     suppressed = sum(1 for line in lines[start:] if SUPPRESSED.search(line.text))
     begun = klog_lines.seconds(lines[start].time) if lines and klog_lines.BOOT_LINE.match(lines[start].text) else None
     booted = begun if begun is not None and begun > ABSOLUTE else None
-    return KernelLog(tuple(events), len(lines), len(earlier), suppressed, booted=booted)
+    # Until the host has its name, its first lines carry another one.
+    host = next((line.host for line in reversed(lines) if line.host), None)
+    return KernelLog(tuple(events), len(lines), len(earlier), suppressed, host=host, booted=booted)
 
 
 def _last_boot(lines: Sequence[klog_lines.Line]) -> int:

@@ -21,7 +21,7 @@ _FULL = re.compile(r"^(?P<time>[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.
 _UNIX = re.compile(r"^(?P<time>\d{9,11}\.\d{6})\s(?=(?:\S+ )?kernel: )")
 _ISO = re.compile(r"^(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s")
 _SYSLOG = re.compile(r"^(?P<time>[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?)\s")
-_HOST = re.compile(r"^(?:\S+ )?kernel: (?:\[\s*(?P<uptime>\d+\.\d+)\]\s?)?")
+_HOST = re.compile(r"^(?:(?P<host>\S+) )?kernel: (?:\[\s*(?P<uptime>\d+\.\d+)\]\s?)?")
 # `journalctl -o export` and `-o verbose`: one field per line.
 _FIELDS = re.compile(r"^\s*_TRANSPORT=", re.MULTILINE)
 _FIELD = re.compile(r"^\s*(?P<name>[A-Z_]+)=(?P<value>.*)$")
@@ -36,13 +36,14 @@ BOOT_LINE = re.compile(r"^Linux version \d")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """time: as written, None without one. framed: the line began like a kernel log line. uptime, boot: where told."""
+    """time: as written, None without one. framed: it began like a kernel log line. uptime, boot, host: where told."""
 
     text: str
     time: str | None
     framed: bool
     uptime: float | None = None
     boot: str | None = None
+    host: str | None = None
 
 
 def lines(text: str) -> list[Line]:
@@ -90,7 +91,7 @@ def split(line: str) -> Line:
     if kmsg := _KMSG.match(line):
         seconds_up = int(kmsg["us"]) / 1e6
         return Line(line[kmsg.end() :], f"{seconds_up:.6f}", True, seconds_up)
-    rest, framed, time, uptime = line, False, None, None
+    rest, framed, time, uptime, name = line, False, None, None, None
     if level := _LEVEL.match(rest):
         rest, framed = rest[level.end() :], True
     for pattern in (_RELATIVE, _DELTA, _CTIME, _MINUTE, _ISO, _SYSLOG, _FULL, _UNIX):
@@ -101,9 +102,9 @@ def split(line: str) -> Line:
             uptime = float(time) if pattern is _RELATIVE else None
             break
     if host := _HOST.match(rest):
-        rest, framed = rest[host.end() :], True
+        rest, framed, name = rest[host.end() :], True, host["host"]
         uptime = float(host["uptime"]) if host["uptime"] else uptime
-    return Line(rest, time, framed, uptime)
+    return Line(rest, time, framed, uptime, host=name)
 
 
 def _journal(line: str) -> Line:
@@ -117,9 +118,9 @@ def _journal(line: str) -> Line:
 def _record(record: object) -> Line | None:
     if not isinstance(record, dict) or "MESSAGE" not in record:
         return None
-    boot = record.get("_BOOT_ID")
+    boot, host = (value if isinstance(value := record.get(name), str) else None for name in ("_BOOT_ID", "_HOSTNAME"))
     time = _iso(str(record.get("__REALTIME_TIMESTAMP", "")))
-    return Line(str(record["MESSAGE"])[:_LONGEST], time, True, boot=boot if isinstance(boot, str) else None)
+    return Line(str(record["MESSAGE"])[:_LONGEST], time, True, boot=boot, host=host)
 
 
 def _iso(micros: str) -> str | None:

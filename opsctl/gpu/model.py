@@ -135,6 +135,11 @@ class Reading:
     part: str | None = None  # the section of a longer capture: idle, load
 
     @property
+    def partial(self) -> bool:
+        """Of several GPUs one was asked about. One that is lost is listed as such, or keeps nvidia-smi from listing."""
+        return self.attached is not None and len(self.gpus) == 1 < self.attached
+
+    @property
     def readable(self) -> tuple[Gpu, ...]:
         return tuple(g for g in self.gpus if g.lost is None)
 
@@ -214,6 +219,7 @@ class KernelLog:
     earlier_boots: int = 0  # events of earlier boots, not counted
     suppressed: int = 0  # lines that say messages were dropped
     unreadable: str | None = None
+    host: str | None = None  # the name its lines carry
     booted: float | None = None  # when the last boot began, where the log tells its beginning and the date
 
 

@@ -92,3 +92,19 @@ def test_damaged_evidence_is_refused(spoilt: dict[str, object], tmp_path: Path) 
     (tmp_path / "e.json").write_text(json.dumps({"smi": {}, "host": {}, "processes": [], **spoilt}))
     with pytest.raises(Unreadable):
         capture.hosts(bundle.members([tmp_path / "e.json"]))
+
+
+def test_logs_of_hosts_with_different_names_are_told_apart(tmp_path: Path) -> None:
+    def log(host: str, day: int, xid: int) -> str:
+        return f"2026-06-2{day}T10:00:00.5+00:00 {host} kernel: " + LOG.format(xid)[7:]
+
+    files = {"a.log": log("n1", 3, 13), "a.log.1": log("n1.example.com", 2, 13), "b.log": log("n2", 3, 79)}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    logs = [tmp_path / name for name in files]
+    assert judged(*logs) == {"a.log": "warn", "b.log": "fail"}
+    # Whose the GPUs are is not said, unless the names of the files say so.
+    (tmp_path / "gpus.xml").write_text(H100)
+    assert judged(tmp_path / "gpus.xml", *logs) == {"gpus.xml": "skip", "a.log": "warn", "b.log": "fail"}
+    (tmp_path / "b.xml").write_text(H100)
+    assert judged(tmp_path / "b.xml", *logs) == {"b.xml": "fail", "a.log": "warn"}
