@@ -187,7 +187,7 @@ def _print_profile(evidence: list[tuple[str, Evidence]], reports: list[HostRepor
                 hint="a profile is what a healthy host looks like; settings alone can be written by hand",
             )
     readings = [(name, r) for name, e in evidence for r in e.readings if r.gpus]
-    if len(readings) != 1 or readings[0][1].truncated:
+    if len(readings) != 1 or readings[0][1].truncated or readings[0][1].partial:
         hint = "choose one with --host NAME, or one file of nvidia-smi -q -x with --capture"
         raise UsageError(f"a profile is recorded from one complete reading, and there are {len(readings)}", hint=hint)
     document = {"health": {"profile": record(readings[0][1].gpus, readings[0][1].driver).dump()}}

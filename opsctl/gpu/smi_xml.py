@@ -6,7 +6,7 @@ large or fetch another one are refused; the external DTD that every real file na
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from xml.parsers import expat
 
 from opsctl.errors import Unreadable
@@ -39,12 +39,16 @@ def read(text: str) -> Reading:
         raise Unreadable(f"not readable as nvidia-smi XML: {broken}")
     builder.finish_cut_gpu()
     head = builder.head
+    attached = _count(head.get("attached_gpus"))
+    gpus = builder.gpus
+    if attached and not broken and len(gpus) < attached:  # some are left out: which numbers these have is not said
+        gpus = [replace(gpu, ref=replace(gpu.ref, index=None)) for gpu in gpus]
     return Reading(
         source="xml",
-        gpus=tuple(builder.gpus),
+        gpus=tuple(gpus),
         driver=words.text(head.get("driver_version")) or words.text(head.get("kmd_version")),
         cuda=words.text(head.get("cuda_version")) or words.text(head.get("cuda_umd_version")),
-        attached=_count(head.get("attached_gpus")),
+        attached=attached,
         truncated=broken,
     )
 

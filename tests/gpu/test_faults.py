@@ -222,6 +222,17 @@ def test_a_cut_text_is_never_called_sound(length: int) -> None:
         assert found[check] in ("skip", "fail"), check
 
 
+def test_an_answer_about_one_gpu_says_nothing_about_the_others() -> None:
+    """`nvidia-smi -q -x -i 3`: it names how many there are, and not which number this one has."""
+    fourth = re.findall(r"(?s)<gpu id=.*?</gpu>", H100)[3]
+    alone = re.sub(r"(?s)<gpu id=.*</gpu>", fourth.replace("<product_name>", "<product_name>ERR!"), H100)
+    found = {r.check: r for r in report(alone).results}
+    assert found["gpu.count"].verdict == "skip"
+    assert "8 attached, 1 listed" in found["gpu.count"].found.evidence
+    assert found["gpu.lost"].found.gpu is not None
+    assert found["gpu.lost"].found.gpu.index is None
+
+
 def test_half_a_number_is_not_believed() -> None:
     """Cut inside `81559 MiB`: what is left of it looks like a number."""
     end = BRAKED.index("Total", BRAKED.index("FB Memory Usage"))

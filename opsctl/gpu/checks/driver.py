@@ -89,7 +89,10 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
     elif pci is not None and not pci and evidence.smi_run and expected != 0:
         found.append(fail("no NVIDIA GPU on PCI", 0, expected))
     for reading in evidence.readings:
-        found += _listed(reading, pci, expected)
+        if reading.partial and evidence.smi_run is None:  # we never ask about one alone
+            found += skip(f"{reading.attached} attached, 1 listed: the answer is about that one alone (nvidia-smi -i)")
+        else:
+            found += _listed(reading, pci, expected)
     if not evidence.readings and evidence.smi_errors and pci:
         found.append(fail(f"{len(pci)} GPUs on PCI, none in nvidia-smi", 0, len(pci)))
     if any(f.verdict is Verdict.FAIL for f in found):
