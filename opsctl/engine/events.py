@@ -116,6 +116,7 @@ class TaskEnded(Event):
         place: where the task stands: file, line, column.
         summary: what changed, or why it was skipped or is unknown; one line.
         lines: output for people.
+        details: more of it, for those who ask.
         measures: what it measured.
         seconds: how long it took.
     """
@@ -130,6 +131,7 @@ class TaskEnded(Event):
     seconds: float
     diffs: tuple[FileDiff, ...] = ()
     lines: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     measures: dict[str, float]
     problem: Problem | None = None
 

@@ -176,7 +176,10 @@ class Doing:
             return Result("unknown", "check mode does not run this")
         host = Watched(self.session.user(self.task.become), self.session, timeout)
         outcome = action.run(item.args, host, item.site, self.tell)
-        result = Result("ok", "", dict(outcome.values), lines=outcome.lines, measures=dict(outcome.measures))
+        result = Result(
+            "ok", "", dict(outcome.values), lines=outcome.lines, details=outcome.details,
+            measures=dict(outcome.measures),
+        )  # fmt: skip
         if outcome.failed is not None:
             if check and self.session.changed and host.asked:
                 return Result("unknown", f"can be told only once earlier changes are made: {outcome.failed}")

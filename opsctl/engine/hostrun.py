@@ -293,7 +293,7 @@ class HostRun:
                 at=self.it.clock(), host=self.session.name, task=self._label, number=task.number, module=task.module,
                 place=Problem(message="", where=str(place), file=place.file, line=place.line, column=place.column),
                 status=result.status, summary=result.summary, seconds=time.monotonic() - began, diffs=result.diffs,
-                lines=result.lines, measures=result.measures,
+                lines=result.lines, details=result.details, measures=result.measures,
                 problem=Problem.of(result.error) if result.error else None,
             )
         )  # fmt: skip

@@ -23,6 +23,7 @@ class Result:
     values: dict[str, Any] = field(default_factory=dict)
     diffs: tuple[FileDiff, ...] = ()
     lines: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
     error: OpsctlError | None = None
     predicted: bool = False  # check mode: what the values would be, as far as it can be told
@@ -71,6 +72,7 @@ def together(results: Mapping[int, Result] | list[Result]) -> Result:
         {"results": [r.registered() for r in parts]},
         tuple(d for r in parts for d in r.diffs),
         tuple(line for r in parts for line in r.lines),
+        tuple(line for r in parts for line in r.details),
         {k: v for r in parts for k, v in r.measures.items()},
         worst.error,
         any(r.predicted for r in parts),

@@ -168,7 +168,8 @@ class Outcome:
     failed: str | None = None
     hint: str | None = None
     measures: dict[str, float] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()  # for people
+    lines: tuple[str, ...] = ()  # for people, who decide by them what to do next
+    details: tuple[str, ...] = ()  # for those who want to know more
 
 
 class Action(ABC, Generic[A]):

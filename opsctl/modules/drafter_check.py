@@ -72,8 +72,8 @@ def outcome(judgement: Judgement, met: Met, accept: Sequence[str]) -> Outcome:
     wrong = [f for f in judgement.findings if f.verdict not in (Verdict.OK, Verdict.NOTE)]
     refused = [f for f in wrong if f.check not in accept]
     found = {finding.check for finding in judgement.findings}
+    notes = [f"note: {_said(f)}" for f in judgement.findings if f.verdict is Verdict.NOTE]
     lines = [
-        *met.lines,
         *(f"not known: {text}" for text in met.unknown),
         *(
             f"not accepted by anything: no finding {name!r}{_meant(name, found)}"
@@ -81,7 +81,6 @@ def outcome(judgement: Judgement, met: Met, accept: Sequence[str]) -> Outcome:
             if name not in found
         ),
         *(f"accepted: {_told(f)}" for f in wrong if f.check in accept),
-        *(f"note: {_said(f)}" for f in judgement.findings if f.verdict is Verdict.NOTE),
     ]
     if not wrong:
         versions = ", ".join(map(str, judgement.versions)) if len(judgement.versions) == 1 else "every version"
@@ -91,6 +90,7 @@ def outcome(judgement: Judgement, met: Met, accept: Sequence[str]) -> Outcome:
         failed=_why(refused) if refused else None,
         hint=_hint(refused) if refused else None,
         lines=tuple(one_line(line, 300) for line in lines),
+        details=tuple(one_line(line, 300) for line in (*met.lines, *notes)),
     )
 
 

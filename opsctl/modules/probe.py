@@ -95,8 +95,14 @@ def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outc
     return Outcome(
         values={"serving": True, **figures, "probe": result},
         measures={} if args.if_serving else figures,
-        lines=(*_lines(figures, result, args.compare_with), *noticed),
+        lines=(*_lines(figures, result, args.compare_with), *(line for line in noticed if not _is_note(line))),
+        details=tuple(filter(_is_note, noticed)),
     )
+
+
+def _is_note(line: str) -> bool:
+    """Whether it is for those who want to understand the figures, not for those who act on them."""
+    return line.startswith("note: ")
 
 
 def _figures(result: dict[str, Any]) -> dict[str, float]:
@@ -116,16 +122,16 @@ def _lines(figures: dict[str, float], result: dict[str, Any], before: dict[str, 
         low, high = accept["ci95"]
         lines.append(
             f"acceptance length {accept['mean']:.2f} (95 %: {low:.2f} to {high:.2f}, {accept['verify_steps']} "
-            f"verify steps){_was('accept_length', before)}"
+            f"verify steps){_was('accept_length', before, 2)}"
         )
     if "tokens_per_second" in figures:
-        lines.append(f"{figures['tokens_per_second']:.1f} tokens/s a request{_was('tokens_per_second', before)}")
+        lines.append(f"{figures['tokens_per_second']:.1f} tokens/s a request{_was('tokens_per_second', before, 1)}")
     return lines
 
 
-def _was(name: str, before: dict[str, Any] | None) -> str:
+def _was(name: str, before: dict[str, Any] | None, digits: int) -> str:
     value = (before or {}).get(name)
-    return f", before: {value:.2f}" if isinstance(value, int | float) else ""
+    return f", before: {value:.{digits}f}" if isinstance(value, int | float) else ""
 
 
 def _nothing(args: ProbeArgs, why: str) -> Outcome:

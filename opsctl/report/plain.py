@@ -43,6 +43,7 @@ class PlainView:
     _check: bool = False
     _told: dict[tuple[str, int], float] = field(default_factory=dict)
     _recap: list[HostEnded] = field(default_factory=list)
+    _hints: set[str] = field(default_factory=set)  # said once, however many hosts and the recap say it
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -85,8 +86,10 @@ class PlainView:
         if self.verbose or not event.lines:  # otherwise the lines say it in words
             for name, value in event.measures.items():
                 self._line(f"    {name} = {value:g}")
-        for line in event.lines:
+        for line in (*event.lines, *event.details) if self.verbose else event.lines:
             self._line(f"    {line}")
+        if event.details and not self.verbose:
+            self._line(f"    {len(event.details)} more with --verbose")
         if self.diff:
             for diff in event.diffs:
                 for line in unified(diff):
@@ -118,7 +121,8 @@ class PlainView:
         self._line(f"{event.outcome} in {duration(event.seconds)} (run {event.run}, exit code {event.exit_code})")
 
     def _hint(self, hint: str | None) -> None:
-        if hint:
+        if hint and hint not in self._hints:
+            self._hints.add(hint)
             self._line(f"    → {hint}")
 
     def _line(self, text: str) -> None:

@@ -27,7 +27,7 @@ def _lines(event: dict[str, Any]) -> Iterator[str]:
             summary = f" - {one_line(event['summary'])}" if event["summary"] else ""
             yield f"{event['host']}: {event['status']}: {event['task']}{summary} ({duration(event['seconds'])})"
             yield from (f"    {name} = {value:g}" for name, value in event["measures"].items())
-            yield from (f"    {line}" for line in event["lines"])
+            yield from (f"    {line}" for line in (*event["lines"], *event.get("details", ())))
             for diff in event["diffs"]:
                 yield from (f"    {line}" for line in recorded_diff(diff))
             if event.get("problem"):

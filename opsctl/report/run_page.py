@@ -89,12 +89,13 @@ def _measures(page: Page, record: Record) -> None:
 
 def _said(page: Page, record: Record) -> None:
     """What tasks told people: a measurement with what it was before, what a check found."""
-    said = [task for task in record.of("task_ended") if task["lines"]]
+    tasks = [(task, [*task["lines"], *task.get("details", ())]) for task in record.of("task_ended")]
+    said = [(task, lines) for task, lines in tasks if lines]
     if said:
         page.section("In the words of the tasks")
-    for task in said:
+    for task, lines in said:
         page.paragraph(f"{task['host']}: {task['task']}")
-        page.items(Cell(line, "bad" if line.startswith("error: ") else "plain") for line in task["lines"])
+        page.items(Cell(line, "bad" if line.startswith("error: ") else "plain") for line in lines)
 
 
 def _changes(page: Page, record: Record) -> None:

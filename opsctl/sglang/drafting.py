@@ -168,7 +168,8 @@ class _Meeting:
         name = target_class(target.raw) if target else None
         read = features(known, name)
         commit = f", commit {source.commit[:12]}" if source.commit else ""
-        dirty = f", {len(source.dirty)} changed files" if source.dirty else ""
+        changed = len(source.dirty)
+        dirty = f", {changed} changed file{'s' if changed > 1 else ''}" if changed else ""
         where = f"source {source.root}{commit}{dirty}"
         fact = known.targets.get(name or "", {}).get("capture")
         floor = source.version.floor

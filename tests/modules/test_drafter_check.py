@@ -94,7 +94,7 @@ def test_a_drafter_that_fits_passes_and_says_what_is_captured(local_host: Remote
     found = check(local_host, settings(tmp_path), path=str(sound().write(tmp_path / "d")))
     assert found.failed is None
     assert found.values["outcome"] == {"0.5.9": "ok"}
-    text = "\n".join(found.lines)
+    text = "\n".join(found.details)
     assert "output of layers [1, 29, 57]" in text
     assert "hands capture to self.language_model" in text
     assert "EAGLE3, tp 2" in text
