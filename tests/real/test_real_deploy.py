@@ -64,6 +64,11 @@ class Box:
         return str(info["speculative_draft_model_path"])
 
 
+def without_launch(inventory: dict[str, Any]) -> dict[str, Any]:
+    del inventory["hosts"]["box"]["sglang"]["launch"]
+    return inventory
+
+
 _ENVIRONMENT = (
     "PYTHONPATH",
     "SGLANG_USE_CPU_ENGINE",
@@ -103,6 +108,31 @@ def test_a_good_drafter_serves_and_a_bad_one_is_taken_back(box: Box) -> None:
     (found,) = [s for s in json.loads(told)["box"] if s["ours"]]
     assert (found["ready"], found["draft_model"], found["version"]) == (True, first, "0.5.9")
     assert KEY not in " ".join(found["argv"])
+
+    # Against its own speed without speculation, by the command of the process: the inventory has none for a while.
+    described = box.inventory.read_text()
+    box.inventory.write_text(yaml.safe_dump(without_launch(yaml.safe_load(described))))
+    measure = (
+        "--prompts",
+        str(box.folder / "prompts.jsonl"),
+        "--max-tokens",
+        str(TOKENS),
+        "--gate",
+        "accept_length>=3.9",
+    )
+    code, told = box.types("probe", "--ab", "--yes", "--json", *measure)
+    assert code == Exit.DONE, told
+    result = json.loads(told[told.index("{") : told.rindex("}") + 1])
+    assert result["accept_length"]["mean"] == 4.0
+    assert result["outputs_agree"] == [1, 1]
+    assert result["break_even"] == pytest.approx(4 / result["speedup"], rel=0.01)
+    assert "authenticated" in {f["id"] for f in result["findings"]}
+    assert KEY not in told
+    assert box.served() == first
+    _, told = box.types("server", "status", "--json")
+    (again,) = [s for s in json.loads(told)["box"] if s["ours"]]
+    assert (again["argv"], again["ready"]) == (found["argv"], True)
+    box.inventory.write_text(described)
 
     code, told = box.deploy(bad)
     assert code == Exit.ROLLED_BACK, told
