@@ -18,8 +18,10 @@ UNDER_WAY = {
     "CHERRY_PICK_HEAD": "a cherry-pick",
     "REVERT_HEAD": "a revert",
     "BISECT_LOG": "a bisection",
+    "index.lock": "another git command",
 }
 MOST_LISTED = 200
+OTHER_SOURCE = "`repo` may be another address, or a mirror folder or bundle on the host"
 
 
 def look(
@@ -76,10 +78,16 @@ def checkout(
         raise AgentError("conflict", "%s is under way in %s" % (before["under_way"], path), path=path)
     full = _have(call, path, commit, source or before["origin"], depth, timeout)
     record: Dict[str, Any] = {"before": before, "after": full, "submodules": submodules}
-    in_the_way = gitsave.in_the_way(call, path, full, before["untracked"])
+    in_the_way = gitsave.in_the_way(call, path, full)
     if (before["changed"] or in_the_way) and not save_changes:
-        what = [entry["path"] for entry in before["changed"]] + in_the_way
-        raise AgentError("conflict", "%s has local changes: %s" % (path, ", ".join(what[:10])), path=path)
+        what = [entry["path"] for entry in before["changed"]] or in_the_way
+        why = "local changes" if before["changed"] else "files that git does not track where the commit has its own"
+        message = "%s has %s: %s; `keep_local_changes: save` keeps them in the journal" % (
+            path,
+            why,
+            ", ".join(what[:10]),
+        )
+        raise AgentError("conflict", message, path=path)
     if before["changed"] or in_the_way:
         gitsave.keep_changes(call, path, before, in_the_way, keep, record)
     save(call, keep, record)
@@ -107,17 +115,40 @@ def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Dic
         before = record["before"]
         if now["head"] not in (record["after"], before["head"]):
             raise AgentError("conflict", "%s was moved to %s by someone else since" % (path, now["head"]), path=path)
-        if now["head"] != before["head"]:
-            if now["changed"]:
-                what = ", ".join(entry["path"] for entry in now["changed"][:10])
-                raise AgentError("conflict", "%s has local changes since: %s" % (path, what), path=path)
-            git(call, ["checkout", "--quiet", "--detach", before["head"]], path, timeout)
+        strange = _strange(call, path, now, record)
+        if strange:
+            message = "%s has local changes since: %s" % (path, ", ".join(strange[:10]))
+            raise AgentError("conflict", message, path=path)
+        _go_back(call, path, now, record, timeout)
         _reattach(call, path, before)
         gitsave.put_back(call, path, record, keep)
         if record["submodules"]:
             _update_submodules(call, path, timeout)
     save(call, keep, dict(record, undone=True))
     return {"restored": True}
+
+
+def _strange(call: Context, path: str, now: Dict[str, Any], record: Dict[str, Any]) -> List[str]:
+    """What has changed that we did not change. Where HEAD is where it was, a checkout may have ended half way."""
+    changed = [entry["path"] for entry in now["changed"]]
+    if now["head"] == record["after"] or not changed:
+        return changed
+    done = git(call, ["diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", record["after"]], path)
+    otherwise = set(done.out.decode("utf-8", "surrogateescape").split("\0"))
+    return [name for name in changed if name in otherwise and gitsave.differs(path, record, name)]
+
+
+def _go_back(call: Context, path: str, now: Dict[str, Any], record: Dict[str, Any], timeout: float) -> None:
+    before = record["before"]
+    if before["head"] is None:
+        if now["head"] is not None:
+            git(call, ["rm", "-r", "--quiet", "--force", "."], path, timeout)
+        return
+    half = any(gitsave.differs(path, record, entry["path"]) for entry in now["changed"])
+    if half:  # it is finished first: only git knows which of the new files are there
+        git(call, ["checkout", "--quiet", "--detach", "--force", record["after"]], path, timeout)
+    if half or now["head"] != before["head"]:
+        git(call, ["checkout", "--quiet", "--detach", before["head"]], path, timeout)
 
 
 def _kind(path: str) -> str:
@@ -138,7 +169,6 @@ def _state(call: Context, path: str) -> Dict[str, Any]:
         "head": text(head) or None,
         "branch": text(branch) or None,
         "origin": text(origin) or None,
-        "shallow": os.path.exists(os.path.join(folder, "shallow")),
         "under_way": next(
             (what for name, what in UNDER_WAY.items() if os.path.exists(os.path.join(folder, name))), None
         ),
@@ -217,7 +247,7 @@ def _have(call: Context, path: str, commit: str, source: Optional[str], depth: O
         raise AgentError("not-found", "commit %s is not in %s, which has no origin" % (commit, path), path=path)
     call.progress({"text": "fetching from %s" % source})
     everything = ["+refs/heads/*:refs/remotes/opsctl/*", "+refs/tags/*:refs/tags/*"]
-    shallow = os.path.exists(os.path.join(path, ".git", "shallow"))
+    shallow = text(git(call, ["rev-parse", "--is-shallow-repository"], path)) == "true"
     attempts: List[List[str]] = [["--unshallow"] + ["--", source] + everything] if shallow else []
     attempts.append(["--", source] + everything)
     if len(commit) == 40:
@@ -230,8 +260,10 @@ def _have(call: Context, path: str, commit: str, source: Optional[str], depth: O
         if full is not None:
             return full
     if failed is not None:
-        raise refused("fetch from %s" % source, failed)
-    raise AgentError("not-found", "there is no commit %s at %s" % (commit, source), path=path, commit=commit)
+        error = refused("fetch from %s" % source, failed)
+        raise AgentError(error.kind, "%s; %s" % (error.message, OTHER_SOURCE), **error.fields)
+    message = "there is no commit %s at %s; %s" % (commit, source, OTHER_SOURCE)
+    raise AgentError("not-found", message, path=path, commit=commit)
 
 
 def _reattach(call: Context, path: str, before: Dict[str, Any]) -> None:
@@ -240,7 +272,7 @@ def _reattach(call: Context, path: str, before: Dict[str, Any]) -> None:
     if branch is None:
         return
     done = git(call, ["rev-parse", "--verify", "--quiet", "refs/heads/" + branch], path, ok=(0, 1))
-    if text(done) == before["head"]:
+    if text(done) == (before["head"] or ""):
         git(call, ["symbolic-ref", "HEAD", "refs/heads/" + branch], path)
 
 

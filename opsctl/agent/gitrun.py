@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Dict, List, Optional, Sequence
 
 from opsctl.agent.proc import Done, ending, execute
 from opsctl.agent.protocol import AgentError, Context
 
 # A checkout may belong to another user: it may be read and changed, but nothing in it is executed.
-SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "safe.directory=*", "protocol.file.allow=always")
+SETTINGS = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "safe.directory=*",
+    "protocol.file.allow=always",
+    "protocol.ext.allow=never",
+)
 ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "",
     "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_ADVICE": "0",
 }
+_PROGRAMS = r"^(filter\..*\.(clean|smudge|process|required)|credential\.(.*\.)?helper|merge\..*\.driver)$"
 IDENTITY = ("user.name=opsctl", "user.email=opsctl@localhost")
 
 
@@ -26,14 +36,15 @@ def git(
     timeout: float = 120.0,
     ok: Optional[Sequence[int]] = (0,),
     env: Optional[Dict[str, str]] = None,
+    stdin: bytes = b"",
 ) -> Done:
     """Run git. Raises AgentError where it is missing, or ends otherwise than `ok` (None: any way)."""
     argv: List[str] = ["git"]
-    for setting in SETTINGS + IDENTITY:
+    for setting in (*SETTINGS, *IDENTITY, *(disarmed(cwd) if cwd else ())):
         argv += ["-c", setting]
     try:
         done = execute(
-            call, argv + list(words), cwd, dict(ENVIRONMENT, **(env or {})), timeout=timeout, keep_output=64 << 20
+            call, argv + list(words), cwd, dict(ENVIRONMENT, **(env or {})), stdin, timeout, keep_output=64 << 20
         )
     except AgentError as error:
         if error.kind == "not-found" and error.fields.get("path") == "git":
@@ -44,10 +55,30 @@ def git(
     return done
 
 
+def disarmed(path: str) -> List[str]:
+    """Settings without the programs that another user's checkout names for git to run. For our own, none is needed."""
+    try:
+        if all(os.lstat(one).st_uid == os.geteuid() for one in (os.path.realpath(path), os.path.join(path, ".git"))):
+            return []
+    except OSError:
+        return []  # no checkout
+    words = ["git", "-c", "safe.directory=*", "-C", path, "config", "--local", "--includes", "--name-only", "-z"]
+    done = subprocess.run([*words, "--get-regexp", _PROGRAMS], capture_output=True, timeout=30)
+    return [name + "=" for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})]
+
+
 def refused(doing: str, done: Done) -> AgentError:
-    lines = [line for line in done.err.decode("utf-8", "replace").splitlines() if line.startswith(("fatal:", "error:"))]
-    said = lines[0].partition(": ")[2] if lines else ending(done)
-    return AgentError("failed", "git %s: %s" % (doing, said), stderr=done.err.decode("utf-8", "replace")[-2000:])
+    said = done.err.decode("utf-8", "replace")
+    if "dubious ownership" in said or "unsafe repository" in said:  # a git before 2.38 does not take it from us
+        text = "git %s: the checkout belongs to another user; become that user, or add it to safe.directory" % doing
+        return AgentError("permission", text, stderr=said[-2000:])
+    lines = said.splitlines()
+    first = next((n for n, line in enumerate(lines) if line.startswith(("fatal:", "error:"))), None)
+    if first is None:
+        return AgentError("failed", "git %s: %s" % (doing, ending(done)), stderr=said[-2000:])
+    told = lines[first].partition(": ")[2]
+    names = [line.strip() for line in lines[first + 1 : first + 11] if line.startswith("\t")]
+    return AgentError("failed", " ".join(["git %s: %s" % (doing, told), ", ".join(names)]).strip(), stderr=said[-2000:])
 
 
 def text(done: Done) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import tempfile
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent import filestate as fs
 from opsctl.agent import trash
@@ -20,7 +22,9 @@ Entry = Dict[str, Any]
 
 def changes(call: Context, path: str) -> Tuple[List[Entry], List[str]]:
     """Changed tracked files ({"path", "status"}) and untracked ones that are not ignored."""
-    done = git(call, ["status", "--porcelain=v2", "-z", "--untracked-files=all", "--ignore-submodules=none"], path)
+    words = ["status", "--porcelain=v2", "-z", "--untracked-files=all", "--ignore-submodules=none"]
+    with _nothing_hidden(call, path) as environment:
+        done = git(call, words, path, env=environment)
     fields = done.out.decode("utf-8", "surrogateescape").split("\0")
     changed: List[Entry] = []
     untracked: List[str] = []
@@ -38,12 +42,13 @@ def changes(call: Context, path: str) -> Tuple[List[Entry], List[str]]:
     return changed, untracked
 
 
-def in_the_way(call: Context, path: str, commit: str, untracked: List[str]) -> List[str]:
-    """Untracked files where the commit has files of its own."""
+def in_the_way(call: Context, path: str, commit: str) -> List[str]:
+    """Files that git does not track, ignored ones too, where the commit has files of its own."""
+    done = git(call, ["ls-files", "--others", "-z"], path)
+    untracked = [name.rstrip("/") for name in _names(done.out)]  # a checkout inside this one ends in a slash
     if not untracked:
         return []
-    done = git(call, ["ls-tree", "-r", "--name-only", "-z", commit], path)
-    names = set(done.out.decode("utf-8", "surrogateescape").split("\0"))
+    names = set(_names(git(call, ["ls-tree", "-r", "--name-only", "-z", commit], path).out))
     folders = {name[:i] for name in names for i, c in enumerate(name) if c == "/"}
     above = [(name, {name[:i] for i, c in enumerate(name) if c == "/"}) for name in untracked]
     return [name for name, over in above if name in names or name in folders or over & names]
@@ -59,14 +64,18 @@ def keep_changes(
     if inside:
         raise AgentError("conflict", "there are changes in submodules of %s: %s" % (path, ", ".join(inside)), path=path)
     names = sorted({entry["path"] for entry in before["changed"]}) + untracked
+    states = [_state(path, name) for name in names]
+    for name, state in zip(names, states):
+        if state["kind"] == "other" or (state["kind"] == "dir" and name in untracked):
+            raise AgentError("conflict", "%s/%s cannot be saved: move it away first" % (path, name), path=path)
     saved: List[Entry] = []
-    for number, name in enumerate(names):
+    for number, (name, state) in enumerate(zip(names, states)):
         full = os.path.join(path, name)
-        state = fs.state(full)
         if state["kind"] == "file":
             trash.image(full, place(call, "%s.file-%d" % (keep, number)), shared=False)
         saved.append({"path": name, "number": number, "state": state})
     shutil.copyfile(_index(call, path), place(call, keep + ".index"))
+    _look_at(call, path, _hidden(call, path), {})
     pinned = text(git(call, ["stash", "create"], path, ok=None))
     if pinned:  # so that staged contents are not collected before they may be needed
         git(call, ["update-ref", "refs/opsctl/saved/%d" % time.time_ns(), pinned], path)
@@ -78,23 +87,72 @@ def put_back(call: Context, path: str, record: Dict[str, Any], keep: str) -> Non
     """Put the local changes back that were kept, and the index with them."""
     if "saved" not in record:
         return
-    for entry in record["saved"]:
+    waiting = [entry for entry in record["saved"] if fs.differs(_state(path, entry["path"]), entry["state"])]
+    waiting.sort(key=lambda entry: str(entry["path"]))
+    for entry in reversed(waiting):  # a folder after what is in it
+        _clear(os.path.join(path, entry["path"]))
+    for entry in waiting:
         full, state = os.path.join(path, entry["path"]), entry["state"]
-        now = fs.state(full)
-        if not fs.differs(now, state):
-            continue
-        if now["kind"] in ("file", "link"):
-            os.unlink(full)
         if state["kind"] == "absent":
             continue
-        os.makedirs(os.path.dirname(full), exist_ok=True)
+        os.makedirs(full if state["kind"] == "dir" else os.path.dirname(full), exist_ok=True)
         if state["kind"] == "link":
             os.symlink(state["target"], full)
-        else:
+        elif state["kind"] == "file":
             blob = place(call, "%s.file-%d" % (keep, entry["number"]))
             trash.put(blob, full, state, fs.beside(full))
     shutil.copyfile(place(call, keep + ".index"), _index(call, path))
     git(call, ["update-index", "-q", "--refresh"], path, ok=None)
+
+
+def differs(path: str, record: Dict[str, Any], name: str) -> bool:
+    """Whether a file is otherwise than its local change that was kept, or was none."""
+    states = {entry["path"]: entry["state"] for entry in record.get("saved", ())}
+    return name not in states or fs.differs(_state(path, name), states[name]) is not None
+
+
+def _state(path: str, name: str) -> fs.State:
+    """How a file of the checkout is; what a link on the way leads to is none."""
+    above = os.path.dirname(os.path.join(os.path.realpath(path), name))
+    return fs.state(os.path.join(path, name)) if os.path.realpath(above) == above else dict(fs.ABSENT)
+
+
+def _clear(full: str) -> None:
+    """Make room for what was there before. A folder goes only if nothing is left in it."""
+    if os.path.islink(full) or os.path.isfile(full):
+        os.unlink(full)
+    elif os.path.isdir(full):
+        try:
+            os.rmdir(full)
+        except OSError as error:
+            raise AgentError("conflict", "%s cannot be put back: %s" % (full, error.strerror), path=full) from None
+
+
+def _hidden(call: Context, path: str) -> List[str]:
+    """Files that git was told not to look at, and that are there: a checkout may overwrite those too."""
+    lines = _names(git(call, ["ls-files", "-v", "-z"], path).out)
+    marked = [line[2:] for line in lines if line[0] == "S" or line[0].islower()]
+    return [name for name in marked if os.path.lexists(os.path.join(path, name))]
+
+
+def _look_at(call: Context, path: str, names: List[str], environment: Dict[str, str]) -> None:
+    listed = "".join(name + "\0" for name in names).encode("utf-8", "surrogateescape")
+    for flag in ("--no-assume-unchanged", "--no-skip-worktree") if names else ():
+        git(call, ["update-index", flag, "-z", "--stdin"], path, env=environment, stdin=listed)
+
+
+@contextlib.contextmanager
+def _nothing_hidden(call: Context, path: str) -> Iterator[Dict[str, str]]:
+    """Environment in which git looks at every file; its own index stays as it is."""
+    names = _hidden(call, path)
+    if not names:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="opsctl-index-") as folder:
+        environment = {"GIT_INDEX_FILE": os.path.join(folder, "index")}
+        shutil.copyfile(_index(call, path), environment["GIT_INDEX_FILE"])
+        _look_at(call, path, names, environment)
+        yield environment
 
 
 def _write_patch(call: Context, path: str, names: List[str], before: Dict[str, Any], keep: str) -> None:
@@ -103,12 +161,14 @@ def _write_patch(call: Context, path: str, names: List[str], before: Dict[str, A
     size = sum(os.lstat(os.path.join(path, name)).st_size for name in others)
     shown = names + [name for name in others if name not in names] if size <= MOST_UNTRACKED else names
     copy = place(call, keep + ".patch-index")
-    shutil.copyfile(place(call, keep + ".index"), copy)
+    shutil.copyfile(_index(call, path), copy)
     environment = {"GIT_INDEX_FILE": copy}
     there = [name for name in shown if os.path.lexists(os.path.join(path, name))]
     if there:
         git(call, ["add", "--force", "--"] + there, path, env=environment, ok=None)
-    done = git(call, ["diff", "--cached", "--binary", "HEAD"], path, env=environment, ok=None)
+    done = git(
+        call, ["diff", "--cached", "--binary", "--no-ext-diff", "--no-textconv", "HEAD"], path, env=environment, ok=None
+    )
     os.unlink(copy)
     with open(place(call, keep + ".patch"), "wb") as stream:
         stream.write(done.out)
@@ -116,3 +176,7 @@ def _write_patch(call: Context, path: str, names: List[str], before: Dict[str, A
 
 def _index(call: Context, path: str) -> str:
     return os.path.join(path, text(git(call, ["rev-parse", "--git-path", "index"], path)))
+
+
+def _names(out: bytes) -> List[str]:
+    return out.decode("utf-8", "surrogateescape").split("\0")[:-1]

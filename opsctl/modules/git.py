@@ -102,7 +102,8 @@ class Git(Module[GitArgs]):
 
 def _demand_free(args: GitArgs, now: Mapping[str, Any]) -> None:
     if now["under_way"]:
-        raise Conflict(f"{now['under_way']} is under way in {args.dest}", kind="conflict", hint="finish or abort it")
+        hint = "finish or abort it; where no git runs any more, remove index.lock from its git folder"
+        raise Conflict(f"{now['under_way']} is under way in {args.dest}", kind="conflict", hint=hint)
     if now["changed"] and args.keep_local_changes == "refuse":
         names = [entry["path"] for entry in now["changed"]]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

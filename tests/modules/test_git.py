@@ -113,9 +113,11 @@ def test_local_changes_of_every_kind_are_saved_and_come_back(project: Project, p
     assert git(clone, "show", ":b.py") == "staged"
 
 
-def test_an_untracked_file_in_the_way_is_not_overwritten(project: Project, play: Play) -> None:
+@pytest.mark.parametrize("ignored", ["", "new.py\n"])
+def test_an_untracked_file_in_the_way_is_not_overwritten(project: Project, play: Play, ignored: str) -> None:
+    (project.clone / ".git/info/exclude").write_text(ignored)
     (project.clone / "new.py").write_text("mine\n")
-    with pytest.raises(AgentError, match=r"local changes: new\.py") as caught:
+    with pytest.raises(AgentError, match=r"does not track.*new\.py.*save") as caught:
         play.run("git", dest=str(project.clone), ref="main")
     assert caught.value.kind == "conflict"
     assert (project.clone / "new.py").read_text() == "mine\n"
@@ -194,4 +196,100 @@ def test_hooks_of_the_repository_are_not_run(project: Project, play: Play, tmp_p
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hacked\n")
     hook.chmod(0o755)
     play.run("git", dest=str(project.clone), commit=project.first)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_what_git_was_told_not_to_look_at_is_not_lost(project: Project, play: Play) -> None:
+    tree = project.clone
+    git(tree, "update-index", "--skip-worktree", "a.py")
+    git(tree, "update-index", "--assume-unchanged", "b.py")
+    (tree / ".git/info/exclude").write_text("new.py\n")
+    for name in ("a.py", "b.py", "new.py"):
+        (tree / name).write_text("mine\n")
+    before, flags = project.state(), git(tree, "ls-files", "-v")
+    with pytest.raises(Conflict, match=r"a\.py, b\.py"):
+        play.run("git", dest=str(tree), commit=project.third)
+    assert project.state() == before
+    done = play.run("git", dest=str(tree), commit=project.third, keep_local_changes="save")
+    assert set(done["saved"]) == {"a.py", "b.py", "new.py"}
+    assert [(tree / name).read_text() for name in ("a.py", "new.py")] == ["a = 3\n", "upstream's\n"]
+    play.rollback()
+    assert (project.state(), git(tree, "ls-files", "-v")) == (before, flags)
+
+
+def test_files_and_folders_that_changed_places_come_back(project: Project, play: Play) -> None:
+    tree, outside = project.clone, project.clone.parent / "outside"
+    outside.mkdir()
+    (outside / "c.py").write_text("not the checkout's\n")
+    (tree / "sub/c.py").unlink()
+    (tree / "sub").rmdir()
+    (tree / "sub").symlink_to(outside)
+    (tree / "a.py").unlink()
+    (tree / "a.py").mkdir()
+    (tree / "a.py/inside").write_text("untracked\n")
+    before = project.state()
+    play.run("git", dest=str(tree), commit=project.first, keep_local_changes="save")
+    play.rollback()
+    assert project.state() == before
+    assert (outside / "c.py").read_text() == "not the checkout's\n"
+
+
+def test_work_begun_after_going_back_by_hand_is_not_overwritten(project: Project, play: Play) -> None:
+    (project.clone / "a.py").write_text("old work\n")
+    play.run("git", dest=str(project.clone), commit=project.first, keep_local_changes="save")
+    git(project.clone, "checkout", "-q", "main")
+    (project.clone / "a.py").write_text("new work\n")
+    with pytest.raises(AgentError, match=r"local changes since: a\.py"):
+        play.rollback()
+    assert (project.clone / "a.py").read_text() == "new work\n"
+
+
+def test_a_checkout_that_died_half_way_is_taken_back(project: Project, play: Play) -> None:
+    (project.clone / "b.py").write_text("local\n")
+    before = project.state()
+    play.run("git", dest=str(project.clone), commit=project.third, keep_local_changes="save")
+    git(project.clone, "symbolic-ref", "HEAD", "refs/heads/main")  # HEAD is what git writes last
+    play.rollback()
+    assert project.state() == before
+
+
+def test_a_checkout_without_a_commit_is_without_one_again(project: Project, play: Play, tmp_path: Path) -> None:
+    empty = tmp_path / "host" / "empty"
+    git(tmp_path, "init", "-q", str(empty))
+    git(empty, "remote", "add", "origin", str(project.upstream))
+    play.run("git", dest=str(empty), commit=project.first)
+    assert (empty / "a.py").is_file()
+    play.rollback()
+    assert git(empty, "status", "--porcelain=v2", "--branch").startswith("# branch.oid (initial)")
+    assert [path.name for path in empty.iterdir()] == [".git"]
+
+
+def test_another_git_command_at_work_is_told(project: Project, play: Play) -> None:
+    (project.clone / ".git/index.lock").touch()
+    with pytest.raises(Conflict, match="another git command is under way") as error:
+        play.run("git", dest=str(project.clone), commit=project.first)
+    assert "index.lock" in (error.value.hint or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a checkout to another user")
+def test_a_checkout_of_another_user_runs_nothing_of_his(project: Project, play: Play, tmp_path: Path) -> None:
+    for key in ("clean", "smudge"):
+        git(project.clone, "config", f"filter.x.{key}", f"touch {tmp_path}/hacked; cat")
+    (project.clone / ".git/info/attributes").write_text("* filter=x\n")
+    (project.clone / "b.py").write_text("local\n")
+    (tmp_path / "hacked").unlink(missing_ok=True)
+    for path in [project.clone, *project.clone.rglob("*")]:
+        os.chown(path, 65534, 65534)
+    play.run("git", dest=str(project.clone), commit=project.first, keep_local_changes="save")
+    assert (project.clone / "a.py").read_text() == "a = 1\n"
+    play.rollback()
+    assert (project.clone / "b.py").read_text() == "local\n"
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_an_address_that_is_a_command_is_not_run(project: Project, play: Play, tmp_path: Path) -> None:
+    git(project.clone, "config", "protocol.ext.allow", "always")
+    git(project.clone, "config", f"url.ext::touch {tmp_path}/hacked .insteadOf", str(project.upstream))
+    with pytest.raises(AgentError, match="fetch from"):
+        play.run("git", dest=str(project.clone), commit=project.third)
     assert not (tmp_path / "hacked").exists()
