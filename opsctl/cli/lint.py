@@ -52,9 +52,11 @@ def _inventory(path: str | None) -> Inventory | None:
         return None
     try:
         return load(path)
-    except OpsctlError:
+    except OpsctlError as error:
         if path is not None:
             raise
+        why = "left out, since the inventory cannot be read: undefined variables, host patterns, flags"
+        typer.echo(printable(f"warning: {why}: {error}"), err=True)
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +77,17 @@ def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Ite
 
 def _undefined(play: Play, known: frozenset[str]) -> Iterator[Finding]:
     names = known | set(play.keys.params) | set(play.keys.vars)
-    names |= {t.keys.register_ for t in play.all_tasks() if t.keys.register_}
+    registered = {t.keys.register_: t for t in reversed(list(play.all_tasks())) if t.keys.register_}  # by the first
     for use in usage.uses(play):
-        local = names | {n for values, _ in (use.task.variables if use.task else ()) for n in values}
+        # What stands in `vars` is rendered where it is used, so only a task's own templates can come too early.
+        before = {n for n, by in registered.items() if use.task is None or by.number <= use.task.number}
+        local = names | before | {n for values, _ in (use.task.variables if use.task else ()) for n in values}
         local |= {"item"} if use.task and use.task.keys.loop is not None else set()
         for name in sorted(use.names - use.guarded - local):
+            if by := registered.get(name):
+                message = f"the variable {name!r} is registered only later, by {by.name!r}"
+                yield Finding("undefined", "error", message, use.at.place)
+                continue
             close = nearest(name, local)
             hint = f"did you mean {close!r}?" if close else None
             yield Finding("undefined", "error", f"the variable {name!r} is defined nowhere", use.at.place, hint)
@@ -136,12 +143,26 @@ def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         text = task.args.get("cmd")
         if task.module not in ("command", "shell") or task.args.get("read_only") or not text:
             continue
-        words = text.split() if isinstance(text, str) else [str(w) for w in text]
-        first = words[0].rpartition("/")[2] if words else ""
+        first = _program(text.split() if isinstance(text, str) else [str(w) for w in text])
         if first in INSTEAD:
             message = f"{first} in {task.module}: the module {INSTEAD[first]} can be checked and undone"
             place = task.at.source.key_place((*task.at.path, task.module))
             yield Finding("module", "notice", message, place, f"opsctl doc {INSTEAD[first]}")
+
+
+def _program(words: list[str]) -> str:
+    """The program that a command is about: what comes before it says where, as whom and with which environment."""
+    while words:
+        if words[0] == "cd" and words[2:3] == ["&&"]:
+            words = words[3:]
+        elif words[0] in ("sudo", "env") or _ASSIGNMENT.match(words[0]):
+            words = words[1:]
+        else:
+            return words[0].rpartition("/")[2]
+    return ""
+
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
@@ -149,9 +170,10 @@ def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         return
     for task in play.all_tasks():
         if task.module == "raw" or (task.module in ("command", "shell") and not usage.can_be_undone(task)):
+            hint = "give it `undo`, or `read_only: true` where it changes nothing"
             yield Finding("undo", "warning", f"{task.name!r} cannot be undone, and the play promises rollback",
                           task.at.source.key_place((*task.at.path, task.module)),
-                          "give it `undo`, or `read_only: true` where it changes nothing")  # fmt: skip
+                          f"use `shell`, and {hint}" if task.module == "raw" else hint)  # fmt: skip
 
 
 def _secrets(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:

@@ -209,11 +209,37 @@ def test_lint(project: Project, cli: Cli) -> None:
     sarif = json.loads(cli("lint", "play.yaml", "-o", "sarif").out)
     results = sarif["runs"][0]["results"]
     assert {r["ruleId"] for r in results} == {rule for rule, _ in found}
+    assert {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in results} == {"play.yaml"}
     assert {r["ruleId"] for r in results} <= {r["id"] for r in sarif["runs"][0]["tool"]["driver"]["rules"]}
     project.write("hosts: here\ntaks: []\n")
     assert cli("lint", "play.yaml").code == Exit.USAGE
     project.write(PLAY)
     assert cli("lint", "play.yaml").code == Exit.DONE
+
+
+def test_lint_tells_what_is_registered_too_late_and_what_hides_behind_sudo(project: Project, cli: Cli) -> None:
+    project.write(
+        "hosts: here\ntasks:\n"
+        "  - {name: early, debug: '{{ seen.stdout }}'}\n"
+        "  - {name: see, command: {cmd: date, read_only: true}, register: seen}\n"
+        "  - {name: then, debug: '{{ seen.stdout }}'}\n"
+        "  - shell: cd /srv && LC_ALL=C sudo /usr/bin/systemctl restart web\n"
+    )
+    said = cli("lint", "play.yaml")
+    assert said.code == Exit.CHANGES
+    assert "play.yaml:3:26: error: the variable 'seen' is registered only later, by 'see' [undefined]" in said.out
+    assert "play.yaml:6:5: notice: systemctl in shell: the module service can be checked and undone" in said.out
+    assert "2 findings" in said.out
+
+
+def test_lint_says_what_it_leaves_out_without_a_sound_inventory(project: Project, cli: Cli) -> None:
+    project.write(PLAY)
+    (project.folder / "inventory.yaml").write_text("hosts: [\n")
+    said = cli("lint", "play.yaml")
+    assert said.code == Exit.DONE
+    assert "the inventory cannot be read" in said.err
+    assert "inventory.yaml:2:1" in said.err
+    assert cli("lint", "play.yaml", "-i", "inventory.yaml").code == Exit.USAGE
 
 
 def test_lint_looks_into_template_files(project: Project, cli: Cli) -> None:
