@@ -16,11 +16,10 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from opsctl.agent.chunking import block_digests, spans_of
+from opsctl.agent.chunking import DIGEST, block_digests, spans_of
 from opsctl.agent.protocol import AgentError, Context
 
 Span = Tuple[str, int, int]  # name, start, end
-_DIGEST = 32  # bytes of a block's SHA-256
 
 
 class Landed(NamedTuple):
@@ -110,7 +109,7 @@ def _noted(folder: str) -> Iterator[Landed]:
             with contextlib.suppress(ValueError, TypeError):  # a cut run may leave half a line
                 name, start, end, mtime, digests = json.loads(line)
                 raw = bytes.fromhex(digests)
-                told = [raw[at : at + _DIGEST] for at in range(0, len(raw), _DIGEST)]
+                told = [raw[at : at + DIGEST] for at in range(0, len(raw), DIGEST)]
                 yield Landed(str(name), int(start), int(end), int(mtime), told)
 
 

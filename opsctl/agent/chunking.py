@@ -11,7 +11,8 @@ from typing import Any, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 CHUNK = 8 << 20  # small enough that a cut loses little, large enough that digests weigh nothing
 BLOCK = 32 << 10  # the least that travels of a chunk that changed
-BLOCK_DIGEST = 16  # bytes of a block's SHA-256 that are kept: they find what is the same, and prove nothing
+DIGEST = 32  # bytes of a block's SHA-256
+BLOCK_DIGEST = 16  # bytes of it that travel: they find what is the same, and prove nothing
 
 
 def block_digests(data: memoryview) -> List[bytes]:
@@ -25,7 +26,7 @@ def chunk_digest(blocks: Iterable[bytes]) -> str:
 
 
 def shortened(blocks: Iterable[bytes]) -> bytes:
-    """What is kept of the digests of blocks."""
+    """What travels of the digests of blocks."""
     return b"".join(block[:BLOCK_DIGEST] for block in blocks)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import stat as st
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
+from opsctl.agent import releases, stagesource
 from opsctl.agent.arrival import Landed
+from opsctl.agent.chunking import blocks_in, spans_of
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.releases import plain
 
@@ -39,13 +42,25 @@ def sized(path: str, size: int) -> None:
         os.close(fd)
 
 
-def copied(call: Context, folder: str, source: str, at: int, name: str, start: int, end: int) -> Landed:
-    """Copy a range of `source`, from `at` on, to its place in a file of the folder; digested as it lies there."""
+class Known(NamedTuple):
+    """What a file is known to hold: digests of its blocks, by where they lie, as long as its stat is this one."""
+
+    stat: Optional[List[int]]
+    blocks: Mapping[Tuple[int, int], bytes]
+
+
+def copied(call: Context, folder: str, known: Known, source: str, at: int, name: str, start: int, end: int) -> Landed:
+    """Copy a range of `source`, from `at` on, to its place in a file of the folder.
+
+    Digested as it lies there, unless it is known what `source` holds.
+    """
     with open(source, "rb", buffering=0) as taken, open(os.path.join(folder, plain(name)), "r+b", buffering=0) as given:
         _copy(call, taken.fileno(), at, given.fileno(), start, end)
         mtime = os.fstat(given.fileno()).st_mtime_ns
-        data = os.pread(given.fileno(), end - start, start)
-    return Landed.of(name, start, memoryview(data), mtime)
+        digests = [known.blocks[span] for span in spans_of(at, at + end - start) if span in known.blocks]
+        if len(digests) < blocks_in(start, end) or releases.stat(source) != known.stat:
+            digests = stagesource.digests(call, given, start, end)
+    return Landed(name, start, end, mtime, digests)
 
 
 def _copy(call: Context, source: int, at: int, target: int, start: int, end: int) -> None:

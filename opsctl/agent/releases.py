@@ -2,7 +2,7 @@
 
     ROOT/NAME/DIGEST/           a release; never changed once it is there
     ROOT/NAME/DIGEST/.release   what it holds: sizes, chunks with their digests, and by which stat they hold
-    ROOT/NAME/DIGEST/.blocks    digests of its blocks, file by file as in `.release`
+    ROOT/NAME/DIGEST/.blocks    SHA-256 of each of its blocks, file by file as in `.release`
     ROOT/NAME/.partial-DIGEST/  one on its way; a later run continues it
 
 A chunk is [start, end, digest], as in stagesource. The digests in `.release` count as long as size, mtime and inode of
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import stat as st
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from opsctl.agent import durable
+from opsctl.agent.chunking import DIGEST, blocks_in, spans_of
 from opsctl.agent.protocol import AgentError
 
 MANIFEST, BLOCKS = ".release", ".blocks"
@@ -104,22 +105,40 @@ def held(release: str) -> Optional[Dict[str, Any]]:
     return {"path": release, "files": files}
 
 
-def blocks(release: Dict[str, Any]) -> bytes:
-    """Digests of blocks, of all files that `release` (as `held` gave it) tells of; nothing if not all are there."""
+def blocks(release: Dict[str, Any]) -> List[bytes]:
+    """Digests of blocks, of all files that `release` (as `held` gave it) tells of; none if not all are there."""
     told = _manifest(release["path"])
     if told is None or list(told["files"]) != list(release["files"]):
-        return b""
+        return []
     try:
         with open(os.path.join(release["path"], BLOCKS), "rb") as stream:
-            return stream.read()
+            data = stream.read()
     except OSError:
-        return b""
+        return []
+    ranges = [chunk[:2] for chunks in release["files"].values() for chunk in chunks]
+    if len(data) != DIGEST * sum(blocks_in(start, end) for start, end in ranges):
+        return []
+    return [data[at : at + DIGEST] for at in range(0, len(data), DIGEST)]
 
 
-def describe(folder: str, digest: str, files: Dict[str, List[Chunk]], digests: bytes) -> None:
+def recorded(release: str) -> Dict[str, Dict[Tuple[int, int], bytes]]:
+    """Digests of the blocks of files that are as they were recorded, by where they lie; nothing if it is no release."""
+    try:
+        found = held(release)
+    except Damaged:
+        return {}
+    told = iter(blocks(found) if found else ())
+    files = found["files"] if found else {}
+    return {
+        name: {span: digest for start, end, _ in chunks for span, digest in zip(spans_of(start, end), told)}
+        for name, chunks in files.items()
+    }
+
+
+def describe(folder: str, digest: str, files: Dict[str, List[Chunk]], digests: Iterable[bytes]) -> None:
     """Write what a folder that is to be a release holds. `digests`: of its blocks."""
     told = {name: {"stat": stat(os.path.join(folder, name)), "chunks": chunks} for name, chunks in files.items()}
-    for name, data in ((BLOCKS, digests), (MANIFEST, durable.json_bytes({"digest": digest, "files": told}))):
+    for name, data in ((BLOCKS, b"".join(digests)), (MANIFEST, durable.json_bytes({"digest": digest, "files": told}))):
         durable.write(os.path.join(folder, name), data)
         os.chmod(os.path.join(folder, name), 0o644)
 

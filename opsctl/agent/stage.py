@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat as st
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from opsctl.agent import arrival, durable, filling, keep, releases, retention, stagesource
 from opsctl.agent.chunking import chunk_digest, shortened, spans_of
@@ -54,7 +54,7 @@ def look(call: Context, root: str, name: str, digest: str = "", source: str = ""
         "free": _free(top),
         "source": told_source,
     }
-    return Reply(result, releases.blocks(have[0]) if similar else b"")
+    return Reply(result, shortened(releases.blocks(have[0])) if similar else b"")
 
 
 def resume(call: Context, root: str, name: str, digest: str, files: Dict[str, List[Chunk]]) -> List[arrival.Span]:
@@ -96,12 +96,16 @@ def copy(call: Context, root: str, name: str, digest: str, copies: Sequence[Sequ
     copies: [source path, start there, name, start, end], from one block of a chunk to the end of another.
     """
     partial = releases.partial(places(root, name, digest)[0], digest)
+    known = _known({one[0] for one in copies})
     total, done = sum(end - start for _, _, _, start, end in copies), 0
+    percent = -1
     with told("stage", partial), ThreadPoolExecutor(stagesource.workers()) as pool:
-        for landed in pool.map(lambda each: filling.copied(call, partial, *each), copies):
+        for landed in pool.map(lambda each: filling.copied(call, partial, known[each[0]], *each), copies):
             arrival.note(partial, [landed])
             done += landed.end - landed.start
-            call.progress({"text": "copying what the host has", "fraction": done / total})
+            if 100 * done // total > percent:  # changes all over a file make thousands of ranges
+                percent = 100 * done // total
+                call.progress({"text": "copying what the host has", "fraction": done / total})
     return {"copied": done}
 
 
@@ -153,6 +157,16 @@ def remove(call: Context, keep_as: str) -> Dict[str, Any]:
     return {"removed": True}
 
 
+def _known(sources: Iterable[str]) -> Dict[str, filling.Known]:
+    """What files hold that were recorded when they became part of a release."""
+    stats = {path: releases.stat(path) for path in sources}  # first: a change in between shows
+    folders = {folder: releases.recorded(folder) for folder in {os.path.dirname(path) for path in stats}}
+    return {
+        path: filling.Known(stat, folders[os.path.dirname(path)].get(os.path.basename(path), {}))
+        for path, stat in stats.items()
+    }
+
+
 def _allocated(folder: str) -> int:
     total = 0
     for entry in releases.entries(folder):
@@ -194,14 +208,15 @@ def _is_there(call: Context, path: str, chunk: Chunk) -> bool:
             return False
         if info.st_size < end or os.lseek(fd, start, os.SEEK_HOLE) < end:
             return False
-        return bool(digest == stagesource.digest(call, fd, start, end)[0])
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            return bool(digest == chunk_digest(stagesource.digests(call, file, start, end)))
     except OSError:
         return False
     finally:
         os.close(fd)
 
 
-def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> bytes:
+def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> List[bytes]:
     """Compare the digest of every chunk with what lies there. Gives the digests of all blocks.
 
     Chunks that are not known from their arrival are read. Raises AgentError that names the ranges that are wrong.
@@ -214,16 +229,17 @@ def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> bytes
         if not os.path.lexists(path) or os.lstat(path).st_size != size:
             raise AgentError("failed", "%s did not arrive whole" % name, path=path, wrong=[[name, 0, size]])
     proven = arrival.proven(partial)
-    wrong, blocks = [], []
+    wrong = []
+    blocks = []  # type: List[bytes]
     done = 0
     with ThreadPoolExecutor(stagesource.workers()) as pool:
         syncs = [pool.submit(_synced, os.path.join(partial, name)) for name in files]
         checking = pool.map(lambda each: _digests(call, partial, proven.get(each[0], {}), *each), wanted)
-        for (name, chunk), (digest, own) in zip(wanted, checking):
+        for (name, chunk), own in zip(wanted, checking):
             done += chunk[1] - chunk[0]
-            blocks.append(own)
+            blocks += own
             call.progress({"text": "verifying", "fraction": done / total if total else 1.0})
-            if digest != chunk[2]:
+            if chunk_digest(own) != chunk[2]:
                 wrong.append([name, chunk[0], chunk[1]])
         for sync in syncs:
             sync.result()
@@ -231,21 +247,17 @@ def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> bytes
         arrival.forget(partial)  # so that the next run reads what is there, and sends again what is wrong
         message = "%s is not what was sent: bytes %d to %d differ" % tuple(wrong[0])
         raise AgentError("failed", message, path=os.path.join(partial, wrong[0][0]), wrong=wrong)
-    return b"".join(blocks)
+    return blocks
 
 
-def _digests(
-    call: Context, partial: str, known: Dict[Tuple[int, int], bytes], name: str, chunk: Chunk
-) -> Tuple[str, bytes]:
-    """The digest of a chunk and those of its blocks."""
+def _digests(call: Context, partial: str, known: Dict[Tuple[int, int], bytes], name: str, chunk: Chunk) -> List[bytes]:
+    """The digests of the blocks of a chunk; read, unless what is known of them is right."""
     blocks = [known[span] for span in spans_of(chunk[0], chunk[1]) if span in known]
-    if len(blocks) == len(list(spans_of(chunk[0], chunk[1]))):
-        return chunk_digest(blocks), shortened(blocks)
+    if chunk_digest(blocks) == chunk[2]:
+        return blocks
     fd = os.open(os.path.join(partial, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        return stagesource.digest(call, fd, chunk[0], chunk[1])
-    finally:
-        os.close(fd)
+    with open(fd, "rb", buffering=0) as file:
+        return stagesource.digests(call, file, chunk[0], chunk[1])
 
 
 def _synced(path: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from opsctl.agent.chunking import (
 from opsctl.agent.protocol import AgentError, Context
 
 WORKERS = 8
-_READ = 1 << 20  # bytes read at a time: a multiple of BLOCK
+_READ = 1 << 18  # bytes read at a time: a multiple of BLOCK
 _FRESH = 2000000000  # ns: a file changed this recently may change again within the grain of its clock
 
 Chunk = List[Any]  # start, end, digest
@@ -70,26 +71,29 @@ def read(call: Context, path: str, follow_links: bool = False) -> Found:
             chunks[name], blocks[name] = known[name]
         else:
             own = [(start, end, fresh[name, start, end]) for start, end in ranges[name]]
-            chunks[name] = [[start, end, told[0]] for start, end, told in own]
-            blocks[name] = b"".join(told[1] for _, _, told in own)
+            chunks[name] = [[start, end, chunk_digest(digests)] for start, end, digests in own]
+            blocks[name] = b"".join(shortened(digests) for _, _, digests in own)
     found = Found(path, chunks, stats, blocks)
     if todo:
         _remember(found)
     return found
 
 
-def digest(call: Context, fd: int, start: int, end: int) -> Tuple[str, bytes]:
-    """The digest of a range of an open file and the digests of its blocks; of what there is, if the file is shorter."""
+def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]:
+    """The digests of the blocks of a range; of what there is, if the file is shorter. `file` is not buffered."""
     blocks = []  # type: List[bytes]
+    # The same memory over and over: new memory for each reading takes as long as to hash what is read.
+    memory = memoryview(bytearray(min(_READ, end - start)))
+    file.seek(start)
     while start < end:
         if call.cancelled():
             raise AgentError("failed", "cancelled")
-        data = os.pread(fd, min(_READ, end - start), start)
-        if not data:
+        count = _fill(file, memory[: end - start])
+        if not count:
             break
-        blocks += block_digests(memoryview(data))
-        start += len(data)
-    return chunk_digest(blocks), shortened(blocks)
+        blocks += block_digests(memory[:count])
+        start += count
+    return blocks
 
 
 def workers() -> int:
@@ -108,9 +112,7 @@ def _chosen(path: str, follow_links: bool) -> List[Dict[str, Any]]:
     return files
 
 
-def _digests(
-    call: Context, path: str, todo: List[Tuple[str, int, int]]
-) -> Dict[Tuple[str, int, int], Tuple[str, bytes]]:
+def _digests(call: Context, path: str, todo: List[Tuple[str, int, int]]) -> Dict[Tuple[str, int, int], List[bytes]]:
     total, done = sum(end - start for _, start, end in todo), 0
     found = {}
     with ThreadPoolExecutor(workers()) as pool:
@@ -121,15 +123,24 @@ def _digests(
     return found
 
 
-def _of(call: Context, path: str, name: str, start: int, end: int) -> Tuple[str, bytes]:
+def _of(call: Context, path: str, name: str, start: int, end: int) -> List[bytes]:
     try:
         fd = os.open(os.path.join(path, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AgentError("permission", "cannot read %s: %s" % (name, error.strerror), path=path) from None
-    try:
-        return digest(call, fd, start, end)
-    finally:
-        os.close(fd)
+    with open(fd, "rb", buffering=0) as file:
+        return digests(call, file, start, end)
+
+
+def _fill(file: io.FileIO, memory: memoryview) -> int:
+    """Read until the memory is full or the file ends. Gives how much was read."""
+    done = 0
+    while done < len(memory):
+        count = file.readinto(memory[done:])
+        if not count:
+            break
+        done += count
+    return done
 
 
 def _stat(path: str) -> Optional[Stat]:

@@ -249,6 +249,16 @@ def test_a_release_that_does_not_say_what_it_holds_is_told_and_not_taken_from(
     assert contents(again["release"]) == contents(tmp_path / "one")
 
 
+@pytest.mark.parametrize("kept", [0, 100, None])
+def test_damaged_digests_of_blocks_cost_time_only(staging: Staging, tmp_path: Path, kept: int | None) -> None:
+    file = Path(staging.run(path=str(drafter(tmp_path / "one")))["release"]) / ".blocks"
+    file.write_bytes(bytes(file.stat().st_size) if kept is None else file.read_bytes()[:kept])
+    tuned = drafter(tmp_path / "two", fc=1)
+    result = staging.run(path=str(tuned))
+    assert contents(result["release"]) == contents(tuned)
+    assert result["kept"] >= 8 * MIB
+
+
 def test_undo_removes_the_release_it_made_and_no_other(staging: Staging, tmp_path: Path) -> None:
     first = staging.run(path=str(drafter(tmp_path / "one")))
     staging.run(path=str(drafter(tmp_path / "two", fc=1)))
