@@ -256,6 +256,7 @@ def convert(
     destination: str = typer.Argument(help="The new folder. It must not exist."),
     to: str = typer.Option(..., "--to", help="sglang or speculators."),
     target: str = typer.Option(None, "--target", help="The target model's folder, for vocabulary and dtype."),
+    follow_links: bool = _LINKS,
     as_json: bool = _JSON,
 ) -> int:
     """Write a drafter in another layout, when the facts allow it."""
@@ -266,7 +267,7 @@ def convert(
     if to not in LAYOUTS:
         raise UsageError(f"unknown layout {to!r}", where="--to", hint=did_you_mean(to, LAYOUTS))
     known = read_config(target) if target is not None else None
-    done = convert_folder(source, destination, to, known)
+    done = convert_folder(source, destination, to, known, follow_links=follow_links)
     if as_json:
         _print_json(done.as_json())
     else:

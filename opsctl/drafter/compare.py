@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opsctl.agent.protocol import Call
+from opsctl.agent.protocol import AgentError, Call
 from opsctl.drafter.case import Case, Serving, converted_name
 from opsctl.drafter.folder import Folder, Reader, Tensor, here
 from opsctl.drafter.vocab_map import fingerprint
-from opsctl.errors import Unreadable, UsageError
+from opsctl.errors import Conflict, Unreadable, UsageError
 from opsctl.text import one_line, printable
 
 MAX_TABLE = 64 << 20
@@ -237,8 +237,14 @@ def _digests(folder: Folder, tensors: Sequence[Tensor], read: Reader) -> list[st
     found: dict[Tensor, str] = {}
     for file in dict.fromkeys(tensor.file for tensor in tensors):
         of_file = [tensor for tensor in tensors if tensor.file == file]
-        args = {"path": folder.path, "file": file, "ranges": [[t.start, t.end] for t in of_file]}
-        found |= dict(zip(of_file, read(Call("checkpoint.digests", args)).result, strict=True))
+        ranges = [[t.start, t.end] for t in of_file]
+        args = {"path": folder.path, "file": file, "ranges": ranges, "follow_links": folder.follow_links}
+        try:
+            digests = read(Call("checkpoint.digests", args)).result
+        except AgentError as error:
+            where = f"{folder.path}/{file}"
+            raise Conflict(f"changed since it was listed: {error.message}", where=where, hint="run it again") from None
+        found |= dict(zip(of_file, digests, strict=True))
     return [found[tensor] for tensor in tensors]
 
 

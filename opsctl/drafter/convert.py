@@ -68,12 +68,14 @@ class Converted:
                 yield f"    → {printable(finding.remedy)}"
 
 
-def convert_folder(source: str, destination: str, layout: str, target: Settings | None = None) -> Converted:
+def convert_folder(
+    source: str, destination: str, layout: str, target: Settings | None = None, *, follow_links: bool = False
+) -> Converted:
     """Write `source` as `layout` into the new folder `destination`. The source is only read.
 
     Raises Refused with the reason, UsageError when the destination cannot be used, Conflict when the source changes.
     """
-    folder = open_folder(source)
+    folder = open_folder(source, follow_links=follow_links)
     planned = plan(Case(folder, target, Serving(tp=1)), layout)
     final = Path(destination)
     partial = final.with_name(final.name + ".partial")

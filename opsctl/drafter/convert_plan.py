@@ -279,7 +279,9 @@ def _speculators_config(case: Case, draft: Settings, changes: list[str]) -> dict
         ids = [2, n // 2, n - 3]
     changes += [
         "config.json: layer settings nested in transformer_layer_config",
-        f"aux layer ids -> {ids} (input style, top level)",
+        f"aux layer ids -> {ids} (input style, top level)"
+        if ids is not None
+        else "aux layer ids: none are named, so each engine takes its default; with --target they are written out",
         "norm_before_residual: false, as SGLang's drafters are trained; vLLM takes a missing key for true",
     ]
     target = case.target.architecture if case.target is not None else ""

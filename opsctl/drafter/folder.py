@@ -79,6 +79,7 @@ class Folder:
     full: bool
     digest: str
     duplicate_keys: tuple[str, ...] = field(default=())
+    follow_links: bool = False
 
     @property
     def pickled(self) -> bool:
@@ -145,6 +146,7 @@ def open_folder(path: str, read: Reader = here, *, full: bool = False, follow_li
         full=result["full"],
         digest=f"quick-sha256:{result['digest']}",
         duplicate_keys=repeated,
+        follow_links=follow_links,
     )
 
 

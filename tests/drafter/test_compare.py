@@ -11,6 +11,7 @@ import pytest
 from opsctl.cli.main import run
 from opsctl.drafter.compare import Comparison, compare_folders
 from opsctl.drafter.folder import open_folder
+from opsctl.errors import Conflict
 from tests.drafter import build
 from tests.drafter.build import Drafter
 
@@ -36,6 +37,23 @@ def test_same_drafter(tmp_path: Path) -> None:
     assert found.interchangeable
     assert len(found.identical) == 15
     assert found.changed == ()
+
+
+def test_links_out_of_the_folder_are_followed_to_the_digests(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = build.specforge().write(tmp_path / "a")
+    (tmp_path / "snapshot").mkdir()
+    for file in made.iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    argv = ["drafter", "compare", str(tmp_path / "snapshot"), str(made), "--json", "--follow-links"]
+    assert run(argv) == 0
+    assert len(json.loads(capfd.readouterr().out)["identical_tensors"]) == 15
+
+
+def test_weights_that_change_while_compared(tmp_path: Path) -> None:
+    a, b = (open_folder(str(build.specforge().write(tmp_path / name))) for name in "ab")
+    (tmp_path / "b" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(Conflict, match="changed"):
+        compare_folders(a, b)
 
 
 def test_one_inserted_token_shifts_every_row_behind_it(tmp_path: Path) -> None:

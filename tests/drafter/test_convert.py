@@ -204,6 +204,20 @@ def test_no_speculators_form(make: object, tmp_path: Path) -> None:
         converted(tmp_path, make(), "speculators")  # type: ignore[operator]
 
 
+def test_a_folder_of_links_is_converted_when_they_may_be_followed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = build.modelopt().write(tmp_path / "blobs")
+    (tmp_path / "snapshot").mkdir()
+    for file in made.iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    argv = ["drafter", "convert", str(tmp_path / "snapshot"), str(tmp_path / "dst"), "--to", "speculators"]
+    assert run(argv) == 12
+    assert "--follow-links" in capfd.readouterr().err
+    assert run([*argv, "--follow-links"]) == 0
+    assert data(open_folder(str(tmp_path / "dst")))["fc.weight"] == build.modelopt().tensors["fc.weight"].data
+
+
 def test_provenance_names_source_digests_and_changes(tmp_path: Path) -> None:
     done, _ = converted(tmp_path, build.speculators())
     told = json.loads((tmp_path / "dst" / "opsctl-provenance.json").read_text())
