@@ -42,6 +42,7 @@ class PlainView:
     _hosts: tuple[str, ...] = ()
     _check: bool = False
     _told: dict[tuple[str, int], float] = field(default_factory=dict)
+    _kept: bool = False  # there are details that were not shown
     _recap: list[HostEnded] = field(default_factory=list)
     _hints: set[str] = field(default_factory=set)  # said once, however many hosts and the recap say it
 
@@ -88,8 +89,7 @@ class PlainView:
                 self._line(f"    {name} = {value:g}")
         for line in (*event.lines, *event.details) if self.verbose else event.lines:
             self._line(f"    {line}")
-        if event.details and not self.verbose:
-            self._line(f"    {len(event.details)} more with --verbose")
+        self._kept = self._kept or bool(event.details and not self.verbose)
         if self.diff:
             for diff in event.diffs:
                 for line in unified(diff):
@@ -118,6 +118,8 @@ class PlainView:
             if ended.message:
                 self._line(f"    {one_line(ended.message, 500)}")
             self._hint(ended.hint)
+        if self._kept:
+            self._line(f"opsctl show {event.run} tells the details, as --verbose would have")
         self._line(f"{event.outcome} in {duration(event.seconds)} (run {event.run}, exit code {event.exit_code})")
 
     def _hint(self, hint: str | None) -> None:

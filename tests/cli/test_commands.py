@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -18,6 +19,7 @@ import yaml
 from opsctl import modules
 from opsctl.cli.main import run as opsctl
 from opsctl.errors import Exit
+from tests.drafter.build import specforge
 from tests.engine.world import Project
 
 PLAY = """\
@@ -166,6 +168,18 @@ def test_a_question_needs_somebody_to_answer_it(project: Project, cli: Cli) -> N
     assert "Really, here?" in said.err
     assert not (project.out / "x").exists()
     assert cli("run", "play.yaml", "--yes").code == Exit.DONE
+
+
+def test_details_are_kept_for_those_who_ask(project: Project, cli: Cli) -> None:
+    specforge().write(project.folder / "mine")
+    project.write("hosts: here\ntasks:\n  - drafter_check: {path: ../mine}\n", "playbooks/look.yaml")
+    brief, verbose = cli("run", "look"), cli("run", "look", "--verbose")
+    assert "note: " not in brief.out
+    assert "note: d2t: " in verbose.out
+    asked = re.search(r"opsctl show (\S+) tells the details", brief.out)
+    assert asked is not None
+    assert "note: d2t: " in cli("show", asked[1]).out
+    assert "opsctl show" not in verbose.out
 
 
 LINTED = """\
