@@ -12,6 +12,7 @@ functions:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from opsctl.yaml_source import read_yaml
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 _MOST = 4 << 20
+_OF_A_DIFF = re.compile(rb"^(diff --git |@@ -\d)", re.MULTILINE)  # the first alone where a file is only renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,6 @@ def _state(path: Path) -> EndState:
 
 def _diff(path: Path) -> Diff:
     text = path.read_bytes()
-    if len(text) > _MOST or (b"\n@@ " not in text and b"GIT binary patch" not in text):
+    if len(text) > _MOST or not _OF_A_DIFF.search(text):
         raise UsageError(f"{path} is not a unified diff", hint="make it with git diff")
     return Diff(path.stem, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -34,13 +35,17 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
         for size in sizes:
             diff = call.body[offset : offset + size]
             offset += size
-            for path in _named(scratch, work, diff):
-                if path not in before:
-                    before[path] = _copied(root, work, path)
-            answers.append(_one(root, scratch, work, diff))
+            try:
+                names = _named(scratch, work, diff)
+                before.update({path: _copied(root, work, path) for path in names if path not in before})
+                answers.append(_one(root, scratch, work, diff, names))
+            except AgentError as error:  # the others are tried all the same
+                if error.kind != "invalid":
+                    raise
+                answers.append({"applies": False, "already": False, "message": error.message})
         changes, parts = [], []
         for path, old in before.items():
-            new, mode = _read(os.path.join(work, path))
+            new, mode = _read(os.path.join(work, path), path)
             if new != old:
                 changes.append(
                     {
@@ -57,23 +62,53 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _one(root: str, scratch: str, work: str, diff: bytes) -> Dict[str, Any]:
+def _one(root: str, scratch: str, work: str, diff: bytes, names: List[str]) -> Dict[str, Any]:
     apply = [*GIT, "-C", work, "apply", "--whitespace=nowarn"]
     plain = _alone(scratch)
     if run([*apply, "--check", "--reverse", "-"], stdin=diff, check=False, env=plain).returncode == 0:
         return {"applies": True, "already": True, "message": ""}
+    held = {path: _read(os.path.join(work, path), path) for path in names}
     done = run([*apply, "-"], stdin=diff, check=False, env=plain)
     merging = _merging(root, scratch, work) if done.returncode else None
     if merging is not None:
-        done = run(
-            [*GIT, "-C", work, "apply", "--whitespace=nowarn", "--3way", "-"], stdin=diff, check=False, env=merging
-        )
+        done = run([*apply, "--3way", "-"], stdin=diff, check=False, env=merging)
     message = done.stderr.decode("utf-8", "replace").strip()
-    return {
-        "applies": done.returncode == 0 and "with conflicts" not in message,
-        "already": False,
-        "message": message,
-    }
+    applies = done.returncode == 0 and "with conflicts" not in message
+    try:
+        for path in names:
+            _read(os.path.join(work, path), path)
+        if not applies:
+            message = _told(work, names, message)
+    except AgentError as error:
+        applies, message = False, error.message
+    if not applies:
+        for path, (content, mode) in held.items():  # what it has left is not what the next one is to find
+            _put(os.path.join(work, path), content, mode)
+    return {"applies": applies, "already": False, "message": message}
+
+
+def _told(work: str, names: List[str], message: str) -> str:
+    """What git said, in words about the tree: it knows the copy alone."""
+    for path in names:
+        content, _ = _read(os.path.join(work, path), path)
+        marker = re.search(rb"^<{7} ", content or b"", re.MULTILINE)
+        if content and marker:
+            line = content.count(b"\n", 0, marker.start()) + 1
+            return "patch failed: %s:%d: it is neither as before the diff nor as after it" % (path, line)
+    return message.replace(
+        "does not exist in index", "is not in the tree; paths begin at its root, as git diff says them"
+    )
+
+
+def _put(path: str, content: Optional[bytes], mode: Optional[int]) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+    if content is None:
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as stream:
+        stream.write(content)
+    os.chmod(path, mode or 0o644)
 
 
 def _alone(scratch: str) -> Dict[str, str]:
@@ -100,6 +135,8 @@ def _merging(root: str, scratch: str, work: str) -> Optional[Dict[str, str]]:
 
 def _named(scratch: str, work: str, diff: bytes) -> List[str]:
     """The files that a diff is about, old names and new ones. Raises AgentError for what leads out of the tree."""
+    if re.search(rb"^new mode ", diff, re.MULTILINE):
+        raise AgentError("invalid", "it changes the mode of a file; only contents are changed by a diff here")
     names: List[str] = []
     for direction in ([], ["--reverse"]):
         done = run(
@@ -126,25 +163,21 @@ def _copied(root: str, work: str, path: str) -> Optional[bytes]:
     if os.path.commonpath([root, place]) != root:
         raise AgentError("invalid", "%s leads out of the tree, to %s" % (path, place), path=path)
     with told("read", place):
-        content, mode = _read(place)
+        content, mode = _read(place, path)
     if content is None:
         return None
-    target = os.path.join(work, path)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(target, "wb") as stream:
-        stream.write(content)
-    os.chmod(target, mode or 0o644)
+    _put(os.path.join(work, path), content, mode)
     return content
 
 
-def _read(path: str) -> Tuple[Optional[bytes], Optional[int]]:
+def _read(path: str, name: str) -> Tuple[Optional[bytes], Optional[int]]:
     """Content and mode of a regular file, None where there is nothing. Raises AgentError for anything else."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:
         return None, None
     if not stat.S_ISREG(info.st_mode):
-        raise AgentError("invalid", "%s is no regular file" % path, path=path)
+        raise AgentError("invalid", "%s is no regular file" % name, path=path)
     with os.fdopen(descriptor(path), "rb") as stream:
         return stream.read(), stat.S_IMODE(info.st_mode)
 

@@ -8,9 +8,13 @@ import re
 import struct
 from typing import Any, Dict, List, Optional
 
+from opsctl.agent.protocol import AgentError
+from opsctl.agent.regular import opened, whole
+
 _CONFIG_LIMIT = 4 << 20
 _HEADER_LIMIT = 16 << 20
 _MOST = 100
+_UNREADABLE = (OSError, ValueError, RecursionError, AgentError)
 _OF_A_LAYER = re.compile(r"(^|\.)(midlayer|layers\.\d+)\.")
 
 
@@ -23,10 +27,10 @@ def told(path: str) -> Dict[str, Any]:
 def architectures(model: Optional[str]) -> List[str]:
     """The model classes that a folder's config.json names; none where it cannot be told."""
     try:
-        with open(os.path.join(os.path.expanduser(model or ""), "config.json"), "rb") as stream:
-            config = json.loads(stream.read(_CONFIG_LIMIT))
+        with opened(os.path.join(os.path.expanduser(model or ""), "config.json")) as stream:
+            config = json.loads(whole(stream, _CONFIG_LIMIT))
         return [str(name) for name in config["architectures"]]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (*_UNREADABLE, TypeError, KeyError):
         return []
 
 
@@ -34,17 +38,17 @@ def _layers(folder: str) -> Optional[List[str]]:
     try:
         files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
         names = [name for file in files for name in _header(os.path.join(folder, file))]
-    except (OSError, ValueError, struct.error):
+    except (*_UNREADABLE, struct.error):
         return None
     return sorted(name for name in names if _OF_A_LAYER.search(name))[:_MOST] if names else None
 
 
 def _header(path: str) -> Dict[str, Any]:
-    with open(path, "rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
+    with opened(path) as stream:
+        (length,) = struct.unpack("<Q", whole(stream, 8))
         if length > _HEADER_LIMIT:
             raise ValueError("a header of %d bytes" % length)
-        header = json.loads(stream.read(length))
+        header = json.loads(whole(stream, length))
     if not isinstance(header, dict):
         raise ValueError("a header that is no object")
     return header

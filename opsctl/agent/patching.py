@@ -12,6 +12,7 @@ from opsctl.agent import files, runlog, source
 from opsctl.agent import filestate as fs
 from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.regular import opened, whole
 from opsctl.agent.steps import Nested
 
 RECORD = "patching"  # of a journal step: which tree, which patches, which files
@@ -80,11 +81,9 @@ def applied(call: Context, root: str) -> Reply:
                 continue
             changed[path] = [kept["before"].get("sha256"), kept["after"].get("sha256")]
             now[path] = _image(place, images)
-            if kept["before"]["kind"] == "file":
+            if kept["before"].get("sha256") not in (None, *images):
                 _image(os.path.join(folder, str(number)), images)
         steps.append({"about": record, "files": changed})
-    if sum(map(len, images.values())) > _MOST:
-        raise AgentError("failed", "the before-images in the journal have more than %d bytes" % _MOST)
     told = {"steps": steps, "now": now, "images": [[sha256, len(data)] for sha256, data in images.items()]}
     return Reply(told, zlib.compress(b"".join(images.values()), 6))
 
@@ -105,11 +104,15 @@ def _standing(record: runlog.Record, root: str) -> List[Tuple[str, Dict[str, Any
 
 
 def _image(path: str, images: Dict[str, bytes]) -> Optional[str]:
+    """The digest of a file, which is put among the images; None where there is none."""
+    room = _MOST - sum(map(len, images.values()))
     try:
-        with open(path, "rb") as stream:
-            data = stream.read()
+        with opened(path) as stream:
+            data = whole(stream, room + 1)
     except OSError:
         return None
+    if len(data) > room:
+        raise AgentError("failed", "%s and what the journal keeps have more than %d bytes" % (path, _MOST), path=path)
     sha256 = hashlib.sha256(data).hexdigest()
     images[sha256] = data
     return sha256
@@ -139,7 +142,7 @@ def _prove(
         now = fs.state(_inside(root, edit["path"])).get("sha256")
         if now != (None if edit["size"] is None else hashlib.sha256(content).hexdigest()):
             raise AgentError("conflict", "%s is not what was written" % edit["path"], path=edit["path"])
-    compiled = source.compile_files(call, root, [path for path in written if path.endswith(".py")], python)
+    compiled = source.compile_files(root, [path for path in written if path.endswith(".py")], python)
     failures = ["%s: %s" % (one["path"], one["message"]) for one in compiled["failed"]]
     if script is not None and not failures:
         proved = source.prove(Nested(call, data, call.blobs or ""), script, python)

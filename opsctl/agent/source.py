@@ -113,7 +113,7 @@ def grep(
     return {"matches": matches, "more": False}
 
 
-def compile_files(call: Context, root: str, files: List[str], python: str = "") -> Dict[str, Any]:
+def compile_files(root: str, files: List[str], python: str = "") -> Dict[str, Any]:
     """Compile `files` with the interpreter `python`, writing nothing: {failed: [{path, message}], version}."""
     script = (
         "import json, sys\nfailed = []\n"

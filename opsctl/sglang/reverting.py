@@ -122,7 +122,8 @@ def _patches(names: Iterable[str], known: Mapping[str, Patch]) -> list[Patch]:
             raise Conflict(
                 f"{name} is to stay, and it is not known here what it changes",
                 kind="conflict",
-                hint=f"give the folder of your own patches, or take {name} back as well",
+                hint="give the folder of your end states with --own; no patch goes alone while a diff stays: take all "
+                "back, then apply what is to stay",
             ) from error
     return sorted(found, key=lambda p: order.index(p.name) if p.name in order else -1)
 

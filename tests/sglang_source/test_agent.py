@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.agent import source
-from opsctl.agent.protocol import AgentError, Call, Context, Reply
+from opsctl.agent.protocol import AgentError, Call, Reply
 from opsctl.errors import RemoteError, UsageError
 from opsctl.sglang import patching, patchset, proofs, reverting
 from opsctl.sglang.tree import DRAFTER, SourceTree, here, load, received, request
@@ -26,7 +26,7 @@ def patched(root: Path, *names: str) -> tuple[SourceTree, patchset.Plan]:
 def test_compile_names_the_file_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text("x = 1\n")
     (tmp_path / "bad.py").write_text("x = (\n")
-    found = source.compile_files(Context(), str(tmp_path), ["good.py", "bad.py"], sys.executable)
+    found = source.compile_files(str(tmp_path), ["good.py", "bad.py"], sys.executable)
     assert [f["path"] for f in found["failed"]] == ["bad.py"]
     assert "bad.py, line 1" in found["failed"][0]["message"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.py", "good.py"]

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from opsctl import patchfiles
-from opsctl.agent.protocol import AgentError
 from opsctl.cli.patch import app
 from opsctl.errors import UsageError
 from opsctl.sglang import patching, patchset
@@ -189,13 +188,58 @@ def test_a_diff_adds_removes_and_renames(copy_of: MakeTree) -> None:
     assert next(e.mode for e in edits if e.path == "notes/new.txt") == 0o755
 
 
-@pytest.mark.parametrize("path", ["../out.py", "/etc/hostname", "link/x.py"])
-def test_a_diff_stays_in_the_tree(path: str, copy_of: MakeTree, tmp_path: Path) -> None:
+NEW = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x\n"
+
+
+@pytest.mark.parametrize(
+    ("diff", "told"),
+    [
+        (NEW.format("../out.py", 100644), "the diff leads out of the tree: ../out.py"),
+        (NEW.format("/etc/hostname", 100644), "the diff leads out of the tree: /etc/hostname"),
+        (NEW.format("link/x.py", 100644), "link/x.py leads out of the tree"),
+        (NEW.format(".git/hooks/post-checkout", 100755), "invalid path '.git/hooks/post-checkout'"),
+        (NEW.format("new", 120000), "new is no regular file"),
+        ("diff --git a/tool b/tool\nold mode 100644\nnew mode 100755\n", "it changes the mode of a file"),
+        ("--- a/tool.py\n+++ b/tool.py\n@@ -1 +1 @@\n-x\n+y\n", "tool.py: is not in the tree; paths begin at its root"),
+        ("--- a/tool\n+++ b/tool\n@@ -1,9 +1 @@\n-x\n", "not a diff that git takes: error: corrupt patch"),
+    ],
+)
+def test_a_diff_that_cannot_be_is_told_beside_the_others(
+    diff: str, told: str, copy_of: MakeTree, tmp_path: Path
+) -> None:
     root = copy_of("0.5.9")
+    git(root, "init", "-q")
     (root / "link").symlink_to(tmp_path)
-    diff = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x = 1\n".encode()
-    with pytest.raises(AgentError, match=r"out of the tree|not a diff"):
-        here(patching.trying(str(root), [diff]))
+    (root / "tool").write_text("#!/bin/sh\n")
+    good = NEW.format("good.py", 100644)
+    (bad, fits), edits = patching.tried(
+        ["bad", "fits"], here(patching.trying(str(root), [diff.encode(), good.encode()]))
+    )
+    assert (bad.status.value, fits.status.value) == ("conflict", "needed")
+    assert told in bad.reason
+    assert [edit.path for edit in edits] == ["good.py"]
+
+
+def test_a_diff_that_clashes_names_the_line_and_spoils_no_other(copy_of: MakeTree) -> None:
+    root = copy_of("0.5.9")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "as released")
+    path = root / FILE
+    stock = path.read_text()
+    line = stock[: stock.index("EAGLE3 currently only supports 1 layer")].count("\n") + 1
+    diffs = []
+    for text in ("one layer only", "a single layer"):
+        path.write_text(stock.replace("EAGLE3 currently only supports 1 layer", text))
+        diffs.append(git(root, "diff").encode() + b"\n")
+    path.write_text(stock)
+    (first, second), edits = patching.tried(["first", "second"], here(patching.trying(str(root), diffs)))
+    assert (first.status.value, second.status.value, second.file, second.line) == ("needed", "conflict", FILE, line)
+    assert [edit.after for edit in edits] == [
+        stock.replace("EAGLE3 currently only supports 1 layer", "one layer only").encode()
+    ]
+    found = patching.plan(load(here, str(root)), patchset.select(["eagle3-loader-names"]), (first, second), edits)
+    assert [e.name for e in found.report.entries if e.status.value == "conflict"] == ["second"]
 
 
 def test_check_with_own_patches(folder: Path, copy_of: MakeTree) -> None:
