@@ -64,6 +64,13 @@ class Case:
     def samples(self) -> dict[str, Sample]:
         return {name: s for container in self.folder.loaded() for name, s in container.samples.items()}
 
+    @cached_property
+    def lost(self) -> tuple[str, ...]:
+        """Tensors that the index places in files that are not there, by the names the load knows them by."""
+        missing = set(self.folder.missing_shards())
+        names = (name for name, file in (self.folder.weight_map or {}).items() if file in missing)
+        return tuple(map(converted_name, names) if self.folder.speculators else names)
+
     def class_known(self, version: Version) -> bool:
         """Whether this version has the drafter class the config names."""
         if self.draft is None:

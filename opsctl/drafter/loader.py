@@ -73,6 +73,18 @@ class Loaded:
     d2t: Tensor | None
     t2d: Tensor | None
 
+    @property
+    def width(self) -> int:
+        """The hidden size that the norms of the checkpoint agree on, or 0."""
+        sizes = {f.tensor.shape for f in self.filled if f.slot.norm and f.slot.why == "hidden_size"}
+        only = next(iter(sizes)) if len(sizes) == 1 else ()
+        return only[0] if len(only) == 1 else 0
+
+    @property
+    def captured_width(self) -> int:
+        """How wide `fc` was trained to be, all captured states together, or 0."""
+        return next((f.tensor.shape[-1] for f in self.filled if f.slot.name == "fc.weight" and f.tensor.shape), 0)
+
 
 def aux_count(s: Settings, version: Version) -> int:
     """How many hidden states the server's `fc` takes."""

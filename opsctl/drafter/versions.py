@@ -93,6 +93,7 @@ ZERO_BIAS = _since("0.5.9", "linear.py RowParallelLinear starts its bias at zero
 IDS_AS_WRITTEN = _since("0.5.13", "deepseek_v2.py set_eagle3_layers_to_capture, #25454")
 ROPE_PARAMETERS = _since("0.5.10", "llama.py reads rope_parameters first; transformers 5")
 TRANSFORMERS_5 = _since("0.5.10", "transformers 5.3, whose config classes check the types of their fields")
+WIDTH_BY_HEADS = _since("0.5.22", "transformers 5.19, LlamaConfig.validate_architecture")
 NULL_EAGLE_CONFIG = _since("0.5.15", "eagle_utils.py `or {}`; before that, None is asked for its keys")
 MISSING_SHARD_RAISES = _since("0.5.17", "weight_utils.py filter_duplicate_safetensors_files, #32279")
 CAPTURE = _since("0.0.0", "set_eagle3_layers_to_capture of the target's class, wherever it was read")

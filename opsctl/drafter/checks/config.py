@@ -95,7 +95,10 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
         limit = "this class has one layer" if draft.mla else f"several layers need SGLang {v.MULTI_LAYER.since}"
         given = "" if "num_hidden_layers" in draft.raw else " (absent, so the default of transformers)"
         detail = f"{draft.layers}{given}: ValueError 'EAGLE3 currently only supports 1 layer'; {limit}"
-        yield Finding("num-hidden-layers", Verdict.LOAD_ERROR, "num_hidden_layers", detail)
+        remedy = '"num_hidden_layers": 1, if the checkpoint has one'
+        if draft.layers > 1 and not draft.mla:
+            remedy += f"; else SGLang {v.MULTI_LAYER.since}"
+        yield Finding("num-hidden-layers", Verdict.LOAD_ERROR, "num_hidden_layers", detail, remedy)
     if not draft.mla and "target_hidden_size" in draft.raw and (draft.integer("target_hidden_size") or 0) <= 0:
         detail = f"{draft.raw['target_hidden_size']!r:.40}: the width of fc is computed from it"
         yield Finding(
@@ -117,6 +120,9 @@ def types(case: Case, version: Version) -> Iterator[Finding]:
     if activation != "silu":
         detail = f"{activation!r:.40}: ValueError 'Only silu is supported for now'"
         yield Finding("config-types", Verdict.LOAD_ERROR, "hidden_act", detail, "train with silu, or serve with vLLM")
+    if version in v.WIDTH_BY_HEADS and not draft.mla and draft.heads > 0 and draft.hidden % draft.heads:
+        detail = f"{draft.hidden} is no multiple of num_attention_heads {draft.heads}; transformers 5.19 refuses that"
+        yield Finding("config-types", Verdict.NOTE, "hidden_size", detail, "start it with an older transformers")
     named = draft.dtype_named
     if named and named not in _TORCH_NAMES:
         detail = f"{named[:40]!r}: torch has no such type of floats, AttributeError"

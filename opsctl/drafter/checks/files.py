@@ -110,7 +110,8 @@ def shards(case: Case, version: Version) -> Iterator[Finding]:
             "missing-shard",
             Verdict.LOAD_ERROR if raises else Verdict.SILENT_GARBAGE,
             missing[0],
-            f"the index names {len(missing)} file(s) that are not there ({', '.join(missing[:4])}); {seen}",
+            f"the index names {len(missing)} file(s) that are not there ({', '.join(missing[:4])}), with"
+            f" {len(case.lost)} tensors; {seen}",
             "copy the missing shard; the transfer was not complete",
         )
     have = {(t.file, t.name) for container in case.folder.containers for t in container.tensors}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from opsctl.drafter import loader
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import Tensor
 from opsctl.drafter.settings import Settings
@@ -13,6 +14,7 @@ from opsctl.drafter.vocab_map import INTEGERS, Decision, Kind, fingerprint
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _UNSIGNED = frozenset({"U16", "U32", "U64"})
+_OWN_D2T = "get d2t of the run that trained this head"
 _EFFECT = {
     Kind.ABSOLUTE: "absolute target ids, but SGLang adds arange to them",
     Kind.ROW_ORDER: "rows of lm_head were trained in rising id order: each row out of place drafts the wrong token",
@@ -30,7 +32,8 @@ def mapping(case: Case, version: Version) -> Iterator[Finding]:
         return
     size = _head_rows(draft)
     if d2t is None:
-        if size and case.vocab and size < case.vocab:
+        lost = any(loader.mapping_name(name, draft.mla) == "d2t" for name in case.lost)
+        if size and case.vocab and size < case.vocab and not lost:
             yield Finding(
                 "d2t-missing",
                 Verdict.SILENT_GARBAGE,
@@ -73,7 +76,8 @@ def _not_a_table(case: Case) -> Iterator[Finding]:
         detail = f"shape {list(d2t.shape)}: adding arange to it broadcasts, the indices have the wrong shape"
         yield Finding("d2t-shape", Verdict.RUNTIME_ERROR, d2t.name, detail, "store d2t in one dimension")
     elif case.table(d2t) is None:
-        yield Finding("d2t-shape", Verdict.CUDA_ERROR, d2t.name, f"shape {list(d2t.shape)}: too large for a mapping")
+        detail = f"shape {list(d2t.shape)}: too large for a mapping"
+        yield Finding("d2t-shape", Verdict.CUDA_ERROR, d2t.name, detail, _OWN_D2T)
 
 
 def _unaddable(d2t: Tensor) -> Finding:
@@ -93,7 +97,7 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
         detail = f"{found.kind.value} ({certain}): {found.proof}; fingerprint {fingerprint(found.served)}"
         yield Finding("d2t-kind", Verdict.NOTE, d2t.name, detail)
     else:
-        remedy = "get d2t of the run that trained this head"
+        remedy = _OWN_D2T
         if found.kind is Kind.ABSOLUTE:
             remedy = f"{case.folder.convert_command}  (turns the ids into offsets)"
         yield Finding(
@@ -112,11 +116,11 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
             Verdict.CUDA_ERROR,
             d2t.name,
             f"{entries} entries for {size} head rows: draft id {entries} and above index past the table",
-            "get d2t of the run that trained this head",
+            _OWN_D2T,
         )
     elif size and entries > size:
         detail = f"{entries} entries for {size} head rows: the table belongs to another head"
-        yield Finding("d2t-length", Verdict.DEGRADED, d2t.name, detail, "get d2t of the run that trained this head")
+        yield Finding("d2t-length", Verdict.DEGRADED, d2t.name, detail, _OWN_D2T)
 
 
 def _outside(case: Case, found: Decision, entries: int) -> Finding:
@@ -127,7 +131,7 @@ def _outside(case: Case, found: Decision, entries: int) -> Finding:
         verdict, effect = _share(found.outside, entries), "at tp > 1 each is masked to a zero embedding, silently"
     assert case.d2t is not None
     detail = f"{found.outside} of {entries} target ids lie outside 0..{case.vocab - 1}: {effect}"
-    return Finding("d2t-range", verdict, case.d2t.name, detail, "get d2t of the run that trained this head")
+    return Finding("d2t-range", verdict, case.d2t.name, detail, _OWN_D2T)
 
 
 def _share(wrong: int, of: int) -> Verdict:

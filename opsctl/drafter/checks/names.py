@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from opsctl.drafter import loader
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import Tensor
@@ -46,6 +47,7 @@ def missing(case: Case, version: Version) -> Iterator[Finding]:
         return
     loaded = case.load(version)
     meant = {tail for tensor in loaded.unused for tail in _tails(tensor.name)}
+    meant |= {loader.slot_name(name, case.draft.mla, version) for name in case.lost}  # told as missing shards
     empty = [slot for slot in loaded.empty if slot.required and slot.name not in meant]
     for slot in list(empty):
         if slot.name == "lm_head.weight":

@@ -31,7 +31,8 @@ def context(case: Case, version: Version) -> Iterator[Finding]:
         detail += (
             "; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN overwrites it: acceptance falls beyond the trained length"
         )
-        yield Finding("context-length", Verdict.DEGRADED, "max_position_embeddings", detail)
+        remedy = f"--context-length {own}, or a drafter trained on longer texts"
+        yield Finding("context-length", Verdict.DEGRADED, "max_position_embeddings", detail, remedy)
         return
     yield Finding(
         "context-length",

@@ -61,6 +61,8 @@ def _check(name: str) -> str:
 
 
 def _remedy(name: str, filled: Filled, s: Settings, loaded: Loaded) -> str:
+    if loaded.width not in (0, s.hidden):
+        return f'"hidden_size": {loaded.width}, the size of all norms'
     rows, columns = (*filled.tensor.shape, 0, 0)[:2]
     right_width = columns == (filled.slot.shape[1] if len(filled.slot.shape) == 2 else 0)
     if name in ("q_proj", "o_proj", "k_proj", "v_proj") and (right_width or (name == "o_proj" and rows == s.hidden)):

@@ -73,13 +73,18 @@ def hidden(case: Case, version: Version) -> Iterator[Finding]:
         return
     if draft.target_hidden != text.hidden:
         key = "target_hidden_size" if draft.integer("target_hidden_size") else "hidden_size"
+        loaded = case.load(version)
+        remedy = "use a drafter trained for this target"
+        if loaded.captured_width == loader.aux_count(draft, version) * text.hidden:
+            right = key if loaded.width == text.hidden else "target_hidden_size"
+            remedy = f'"{right}": {text.hidden}, as fc and the norms have it'
         yield Finding(
             "target-hidden",
             Verdict.RUNTIME_ERROR,
             key,
             f"{draft.target_hidden}, but the target's hidden size is {text.hidden}: fc cannot"
             " multiply the captured states",
-            f'"target_hidden_size": {text.hidden}, if it was trained for this target',
+            remedy,
         )
 
 
