@@ -154,7 +154,7 @@ def _named(scratch: str, work: str, diff: bytes) -> List[str]:
         ]
     for name in names:
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise AgentError("invalid", "the diff leads out of the tree: %s" % name, path=name)
+            raise AgentError("invalid", "%s leads out of the tree" % name, path=name)
     return list(dict.fromkeys(names))
 
 

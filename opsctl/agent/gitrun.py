@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from typing import Dict, List, Optional, Sequence
 
+from opsctl.agent.gitforeign import disarmed
 from opsctl.agent.proc import Done, ending, execute
 from opsctl.agent.protocol import AgentError, Context
 
@@ -25,7 +24,6 @@ ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_ADVICE": "0",
 }
-_PROGRAMS = r"^(filter\..*\.(clean|smudge|process|required)|credential\.(.*\.)?helper|merge\..*\.driver)$"
 IDENTITY = ("user.name=opsctl", "user.email=opsctl@localhost")
 
 
@@ -53,18 +51,6 @@ def git(
     if ok is not None and done.code not in ok:
         raise refused(words[0], done)
     return done
-
-
-def disarmed(path: str) -> List[str]:
-    """Settings without the programs that another user's checkout names for git to run. For our own, none is needed."""
-    try:
-        if all(os.lstat(one).st_uid == os.geteuid() for one in (os.path.realpath(path), os.path.join(path, ".git"))):
-            return []
-    except OSError:
-        return []  # no checkout
-    words = ["git", "-c", "safe.directory=*", "-C", path, "config", "--local", "--includes", "--name-only", "-z"]
-    done = subprocess.run([*words, "--get-regexp", _PROGRAMS], capture_output=True, timeout=30)
-    return [name + "=" for name in sorted(set(done.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""})]
 
 
 def refused(doing: str, done: Done) -> AgentError:

@@ -16,6 +16,7 @@ import sys
 import zlib
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
+from opsctl.agent.gitforeign import disarmed
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.regular import opened, whole
@@ -27,7 +28,10 @@ MODELS = "srt/models"
 _DEPTH = 6
 
 # Reading a tree must not run what its git configuration names.
-GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false")
+GIT = (
+    *("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
+    *("-c", "safe.directory=*"),
+)
 
 
 def gather(
@@ -147,9 +151,10 @@ def _package(root: str) -> Tuple[str, str]:
     for prefix in PREFIXES:
         if os.path.isdir(os.path.join(root, prefix, "srt", "models")):
             return root, prefix
-    kind = "invalid" if os.path.isdir(root) else "not-found"
+    if not os.path.isdir(root):
+        raise AgentError("not-found", "there is no folder %s" % root, path=root)
     raise AgentError(
-        kind, "no SGLang source in %s: neither python/sglang/srt nor sglang/srt is there" % root, path=root
+        "invalid", "no SGLang source in %s: neither python/sglang/srt nor sglang/srt is there" % root, path=root
     )
 
 
@@ -254,11 +259,12 @@ def _imports(path: str, text: bytes, models: Dict[str, bytes]) -> Dict[bytes, st
 def _git_state(root: str, prefix: str) -> Dict[str, Any]:
     """{commit, dirty}: the tree's commit and changed files, {None, []} where the tree is not what git tracks."""
     nothing: Dict[str, Any] = {"commit": None, "dirty": []}
-    tracked = run([*GIT, "-C", root, "ls-files", "--", os.path.join(prefix, "srt", "models")], check=False)
+    git = [*GIT, *(word for setting in disarmed(root) for word in ("-c", setting)), "-C", root]
+    tracked = run([*git, "ls-files", "--", os.path.join(prefix, "srt", "models")], check=False)
     if tracked.returncode or not tracked.stdout:
         return nothing
-    head = run([*GIT, "-C", root, "rev-parse", "--verify", "HEAD^{commit}"], check=False)
-    status = run([*GIT, "-C", root, "status", "--porcelain=v1", "-z", "--no-renames", "--", "."], check=False)
+    head = run([*git, "rev-parse", "--verify", "HEAD^{commit}"], check=False)
+    status = run([*git, "status", "--porcelain=v1", "-z", "--no-renames", "--", "."], check=False)
     if status.returncode:
         return nothing
     entries = [e.decode("utf-8", "surrogateescape") for e in status.stdout.split(b"\0") if e]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -366,6 +367,23 @@ def test_git_tells_commit_changes_and_what_was_put_there(copy_of: MakeTree) -> N
     told = status(root, "kimi-k25-eagle3").to_json()
     assert told["dirty"] == [KIMI]
     assert [p["status"] for p in told["patches"]] == ["applied"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a tree to another user")
+def test_git_tells_of_another_users_tree_and_runs_nothing_of_his(copy_of: MakeTree, tmp_path: Path) -> None:
+    root = copy_of("0.5.9")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "as released")
+    git(root, "config", "filter.x.clean", f"touch {tmp_path}/hacked; cat")
+    (root / ".git/info/attributes").write_text("* filter=x\n")
+    path = root / KIMI
+    path.write_text(path.read_text() + "# edited\n")
+    for one in (root, root / ".git"):
+        os.chown(one, 65534, 65534)
+    tree = load(here, str(root))
+    assert (tree.commit, tree.dirty) == (git(root, "-c", "safe.directory=*", "rev-parse", "HEAD"), (KIMI,))
+    assert not (tmp_path / "hacked").exists()
 
 
 def test_methods_that_the_commit_has_are_upstream(copy_of: MakeTree) -> None:

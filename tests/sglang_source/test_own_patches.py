@@ -194,8 +194,8 @@ NEW = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\n@@ -
 @pytest.mark.parametrize(
     ("diff", "told"),
     [
-        (NEW.format("../out.py", 100644), "the diff leads out of the tree: ../out.py"),
-        (NEW.format("/etc/hostname", 100644), "the diff leads out of the tree: /etc/hostname"),
+        (NEW.format("../out.py", 100644), "../out.py leads out of the tree"),
+        (NEW.format("/etc/hostname", 100644), "/etc/hostname leads out of the tree"),
         (NEW.format("link/x.py", 100644), "link/x.py leads out of the tree"),
         (NEW.format(".git/hooks/post-checkout", 100755), "invalid path '.git/hooks/post-checkout'"),
         (NEW.format("new", 120000), "new is no regular file"),
