@@ -376,6 +376,10 @@ def test_heads_that_tp_does_not_divide_are_no_fault_on_one_gpu(judged: Judge) ->
     assert outcomes(judged(made, "0.5.12", tp=8)) == LE
     assert outcomes(judged(made, "0.5.12", tp=3)) == LE  # 80 intermediate rows do not split in three
     assert outcomes(judged(made, "0.5.12", tp=1)) == OK
+    # 6 heads alone would allow 2; the 3 for keys and values do not.
+    assert {f.remedy for f in judged(made, "0.5.12", tp=8).findings if f.check == "tp-division"} == {
+        "--tp 1 splits all of it"
+    }
 
 
 @pytest.mark.parametrize(("versions", "expected"), [("0.5.16", SG), ("0.5.17", LE), ("0.7.1", LE)])

@@ -9,7 +9,7 @@ from typing import Any
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.loader import mapping_name
-from opsctl.drafter.settings import rope_base
+from opsctl.drafter.settings import Settings, rope_base
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
 
@@ -46,27 +46,29 @@ def context(case: Case, version: Version) -> Iterator[Finding]:
 def divisible(case: Case, version: Version) -> Iterator[Finding]:
     """Row 23: what tensor parallelism splits."""
     draft, tp = case.draft, case.serving.tp
-    if draft is None or tp == 1 or not case.builds(version):
+    if draft is None or not case.builds(version):
         return
-    heads, kv = draft.heads, draft.kv_heads
-    if heads and heads % tp:
-        yield _indivisible("num_attention_heads", heads, tp)
-    if not draft.mla and kv and kv % tp and tp % kv:
-        yield _indivisible("num_key_value_heads", kv, tp)
-    if draft.intermediate % tp:
-        yield _indivisible("intermediate_size", draft.intermediate, tp)
-    if draft.mla and version in v.FC_SPLIT_MLA and draft.hidden % tp:
-        yield _indivisible("hidden_size", draft.hidden, tp)
-    for key, size in (("vocab_size", draft.vocab), ("draft_vocab_size", draft.draft_vocab)):
-        padded = -(-size // _VOCAB_PAD) * _VOCAB_PAD
-        if padded % tp:
-            yield _indivisible(key, padded, tp, " (padded to a multiple of 64)")
+    for key, size, how in _indivisible(draft, version, tp):
+        fits = next(
+            n for n in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if n < tp and not _indivisible(draft, version, n)
+        )
+        detail = f"{size}{how} cannot be split over tensor parallel {tp}: assertion when the class is built"
+        yield Finding("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits} splits all of it")
 
 
-def _indivisible(key: str, size: int, tp: int, how: str = "") -> Finding:
-    fits = [n for n in (2, 4, 8, 16, 32) if size % n == 0 and n < tp] or [1]
-    detail = f"{size}{how} cannot be split over tensor parallel {tp}: assertion when the class is built"
-    return Finding("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits[-1]} divides it")
+def _indivisible(draft: Settings, version: Version, tp: int) -> list[tuple[str, int, str]]:
+    """Key, size and how it is counted of all that `tp` does not divide."""
+    heads, kv, padding = draft.heads, draft.kv_heads, f" (padded to a multiple of {_VOCAB_PAD})"
+    vocabularies = {"vocab_size": draft.vocab, "draft_vocab_size": draft.draft_vocab}
+    padded = {key: -(-size // _VOCAB_PAD) * _VOCAB_PAD for key, size in vocabularies.items()}
+    split = draft.mla and version in v.FC_SPLIT_MLA
+    return [
+        *([("num_attention_heads", heads, "")] if heads % tp else []),
+        *([("num_key_value_heads", kv, "")] if not draft.mla and kv and kv % tp and tp % kv else []),
+        *([("intermediate_size", draft.intermediate, "")] if draft.intermediate % tp else []),
+        *([("hidden_size", draft.hidden, "")] if split and draft.hidden % tp else []),
+        *((key, size, padding) for key, size in padded.items() if size % tp),
+    ]
 
 
 def dtype(case: Case, version: Version) -> Iterator[Finding]:
