@@ -145,7 +145,8 @@ def sglang(
         return _tell_status(done, reporting, diff=bool(diff))
     from opsctl.cli.patch_hosts import PLAYBOOK, own_patches, undo_runs
 
-    own_patches(own, patches or ())
+    if not revert:  # what was applied under a name, the host knows
+        own_patches(own, patches or ())
     params = {
         "patches": patches or None,
         "checkout": tree,

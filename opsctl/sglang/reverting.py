@@ -76,6 +76,7 @@ def revert(
     """
     known: dict[str, Patch] = {**{p.name: p for p in ALL}, **{s.name: s for s in states}}
     applied = sorted({name for one in ours.values() for name in one.names})
+    patchset.select([name for name in names if name not in (*applied, *known)])
     going = tuple(name for name in applied if not names or name in names)
     bases = tree.having({tree.inside(p): o.before for p, o in ours.items() if o.before is not None})
     kept = [name for name in applied if name not in going]

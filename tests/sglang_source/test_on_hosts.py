@@ -390,6 +390,13 @@ def test_own_patches_and_diffs_in_one_transaction(box: Box, cli: Cli) -> None:
     assert "def describe" in text
     assert '"midlayer."' in text
     assert cli("patch", "sglang", "--own", str(own), "--status").code == Exit.DONE
+    said = cli("patch", "sglang", "--revert", "wordin")
+    assert (said.code, "no patch is called 'wordin'" in said.out + said.err) == (Exit.USAGE, True)
+    shutil.rmtree(own)  # the journal knows what they were
+    said = cli("patch", "sglang", "--revert", "wording", "describe")
+    assert said.code == Exit.DONE, said.out + said.err
+    text = path.read_text()
+    assert ("one layer only" in text, "def describe" in text, '"midlayer."' in text) == (False, False, True)
     assert cli("patch", "sglang", "--revert").code == Exit.DONE
     assert box.snapshot() == before
 
