@@ -89,8 +89,9 @@ def _show(name: str, found: Findings) -> None:
     from opsctl.text import one_line, printable, size
 
     typer.echo(f"{printable(name)}: {_summary(found)}")
-    for owned in found.processes:
-        mark = "remove" if owned in found.removable_processes else ""
+    ours = set(found.removable_processes)
+    for owned in sorted(found.processes, key=lambda o: o not in ours):
+        mark = "remove" if owned in ours else ""
         typer.echo(f"  {owned.klass.value:<10} {mark:<7} {one_line(_process(owned))}")
     for left in found.files:
         mark, kind = "remove" if left.removable else "", "socket" if left.file.socket else "file"
@@ -110,17 +111,17 @@ def _process(owned: Owned) -> str:
         f"uid {process.uid}",
         f"since {started}",
         process.exe,
-        process.cgroup,
+        f"cgroup {process.cgroup}",
         held,
     ]
-    return "  ".join([*filter(None, parts), owned.proof])
+    return "; ".join([", ".join(filter(None, parts)), owned.proof])
 
 
 def _summary(found: Findings) -> str:
     processes, files = len(found.removable_processes), len(found.removable_files)
     if not found.anything:
         return "no leftovers of ours"
-    return f"{processes} processes and {files} files of ours are left over"
+    return f"left over of ours: processes {processes}, files {files}"
 
 
 def _tell_removed(removed: dict[str, Any]) -> None:

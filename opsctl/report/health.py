@@ -52,15 +52,21 @@ def _fleet(ordered: Sequence[HostReport], unreached: Sequence[tuple[str, str]]) 
     """One line per host, then how many are how."""
     width = max(len(printable(name)) for name in [r.host for r in ordered] + [name for name, _ in unreached])
     for name, why in unreached:
-        lost = typer.style("LOST", fg="red", bold=True)
-        typer.echo(f"{lost} {printable(name):<{width}}  {one_line(why, 100)}")
+        _row(typer.style("LOST", fg="red", bold=True), name, width, one_line(why, 100))
     for report in ordered:
-        typer.echo(f"{_word(report.verdict)} {printable(report.host):<{width}}  {summary(report)}")
+        _row(_word(report.verdict), report.host, width, summary(report))
     counts = Counter(r.verdict for r in ordered)
     words = {Verdict.FAIL: "unfit", Verdict.WARN: "with warnings", Verdict.PASS: "fit", Verdict.SKIP: "not judged"}
     parts = [f"{len(unreached)} not reached"] if unreached else []
     parts += [f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict]]
     typer.echo(f"{len(ordered) + len(unreached)} hosts: {', '.join(parts)}")
+
+
+def _row(word: str, name: str, width: int, text: str) -> None:
+    first, *more = _lines(text, width + 7)
+    typer.echo(f"{word} {printable(name):<{width}}  {first}")
+    for line in more:
+        typer.echo(" " * (width + 7) + line)
 
 
 def summary(report: HostReport) -> str:
