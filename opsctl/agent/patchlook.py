@@ -35,7 +35,7 @@ def look(
     asking = _Imports(found, serving, python, path)  # interpreters take their time to start
     asking.start()
     if root is None:
-        asking.join()
+        asking.finish()
         root = _root_of(asking.imported) if asking.imported else None
     if root is None:
         raise AgentError(
@@ -45,7 +45,7 @@ def look(
     architectures = draftnames.architectures(model or serverargv.value(argv, serverargv.MODEL))
     drafter = serverargv.value(argv, serverargv.DRAFTER) or drafter
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
-    asking.join()
+    asking.finish()
     top = os.path.join(reply.result["root"], reply.result["prefix"])
     paths = (entry["path"] for entry in reply.result["files"] if not entry["head"])
     more = {
@@ -67,8 +67,21 @@ class _Imports(threading.Thread):
         super().__init__(daemon=True)
         self.found, self.serving, self.python, self.path = found, serving, python, path
         self.imported: Optional[str] = None
+        self._failed: Optional[BaseException] = None
+
+    def finish(self) -> None:
+        """Wait until everything is found out. Raises what went wrong meanwhile."""
+        self.join()
+        if self._failed:
+            raise self._failed
 
     def run(self) -> None:
+        try:
+            self._locate()
+        except BaseException as error:  # whatever ends a thread, `finish` raises it
+            self._failed = error
+
+    def _locate(self) -> None:
         for server in self.found:
             server.update(package=None, newest=None, newest_file=None)
             servers.locate_one(server)
