@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CAPTURE = Path(__file__).parent.parent / "tests/data/gpu/k8s-test-infra/hardware/qx-h100.xml"
+_PYTHON = Path(sys.executable).resolve()
 SECONDS = 1.5  # nvidia-smi -q -x on a host with eight GPUs and persistence mode
 _CLIENT = """
 import resource, sys
@@ -41,7 +42,9 @@ class Took:
 def once(folder: Path, hosts: int) -> Took:
     inventory, spent = folder / f"{hosts}.yaml", folder / "cpu"
     health = f"{{programs: [{folder / 'bin'}], profile: {{gpus: 8}}}}"
-    lines = [f"  n{i}: {{connection: local, vars: {{health: {health}}}}}\n" for i in range(hosts)]
+    # Not the python3 of PATH: a version manager's wrapper script takes more than all that the agent does.
+    host = f"{{connection: local, python: {_PYTHON}, vars: {{health: {health}}}}}"
+    lines = [f"  n{i}: {host}\n" for i in range(hosts)]
     inventory.write_text("hosts:\n" + "".join(lines))
     words = ["health", "-i", str(inventory), "--json", "--only", "driver,smi,gpu,ecc,klog"]
     env = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
