@@ -78,7 +78,7 @@ class _Imports(threading.Thread):
     def run(self) -> None:
         try:
             self._locate()
-        except BaseException as error:  # whatever ends a thread, `finish` raises it
+        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `finish` raises it
             self._failed = error
 
     def _locate(self) -> None:
