@@ -8,12 +8,13 @@ import pwd
 import re
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc, smi, statedir
 from opsctl.agent.protocol import Context
 
 QUICK = 10.0  # seconds for a program that normally answers at once
+LAST_BREATH = 10.0  # seconds that a killed process is given: to free hundreds of GiB takes some
 _CLOCKS = re.compile(r"[ \t]*<supported_clocks>.*?</supported_clocks>\s*?\n", re.DOTALL)
 _SHOWN = (
     "Id,LoadState,ActiveState,SubState,Result,NRestarts,KillMode,MainPID,ControlGroup,User,"
@@ -192,7 +193,22 @@ def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Opti
         named.add(server)
     kept = gpuproc.interesting(root, entries, named, servers)
     again = gpuproc.states(root, [e["pid"] for e in kept if e["state"] == "D"])
-    return [dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D") for e in kept]
+    lasting = _outlive(root, {e["pid"] for e in kept if e["kill_pending"]})
+    return [
+        dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D", kill_pending=e["pid"] in lasting)
+        for e in kept
+    ]
+
+
+def _outlive(root: str, killed: Set[int]) -> Set[int]:
+    """Those of the `killed` that are still there, with the signal pending, when others would long be gone."""
+    until = time.monotonic() + LAST_BREATH
+    while True:
+        seen = {pid: gpuproc.look(root, pid) for pid in killed}
+        killed = {pid for pid, now in seen.items() if now and now["kill_pending"] and now["state"] != "Z"}
+        if not killed or time.monotonic() >= until:
+            return killed
+        time.sleep(0.2)
 
 
 def _servers(found: Json, known: List[Json]) -> List[Json]:

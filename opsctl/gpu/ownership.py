@@ -42,7 +42,7 @@ class ProcessEntry:
     started: float = 0.0
     age: float = 0.0
     stays_in_d: bool = False  # D in every sample of the probe
-    kill_pending: bool = False  # SIGKILL waits to be delivered
+    kill_pending: bool = False  # SIGKILL has waited for long to be delivered
     holds_gpu: bool = False  # has /dev/nvidia* open
     gpu_memory_mib: float | None = None
 
@@ -165,6 +165,7 @@ def _owned(
         return Owned(process, process.pid, Class.ZOMBIE, f"dead, not reaped by {process.ppid}; {proof}", server, mib)
     if process.age > stuck_after and (process.stays_in_d or (process.kill_pending and process.state == "R")):
         why = f"state {process.state}" + (f" in {process.wchan}" if process.wchan not in ("", "0") else "")
+        why += ", does not die of SIGKILL" if process.kill_pending else ""
         return Owned(process, process.pid, Class.STUCK, f"{why}; {proof}", server, mib)
     if claim is None:
         return Owned(process, process.pid, Class.FOREIGN, proof, None, mib)

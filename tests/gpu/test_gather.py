@@ -292,3 +292,22 @@ def test_a_link_slow_under_load_is_looked_at_again(
     found = judge("host", host.evidence(), Settings()).by_check["pcie.gen"]
     assert found.verdict.value == verdict
     assert verdict == "pass" or "in 4 looks" in found.found.evidence
+
+
+@pytest.mark.parametrize(("dies", "verdict"), [(True, "pass"), (False, "fail")])
+def test_a_killed_process_is_given_time_to_die(
+    healthy: FakeHost, monkeypatch: pytest.MonkeyPatch, dies: bool, verdict: str
+) -> None:
+    """To free hundreds of GiB takes a while, in state R and with the signal pending."""
+    healthy.process(77, "sglang::schedul", "R", fds=("/dev/nvidia0",), pending="100")
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if dies:
+            (healthy.root / "proc/77/stat").unlink(missing_ok=True)
+
+    monkeypatch.setattr(gpu.time, "sleep", pause)
+    monkeypatch.setattr(gpu, "LAST_BREATH", 0.3)
+    assert healthy.verdicts()["proc.stuck"] == verdict
+    assert pauses
