@@ -117,6 +117,7 @@ class DecodeStats:
         self.lines = 0
         self.accept, self.throughput = Sum(), Sum()
         self.last_rate: Optional[float] = None
+        self.last_accept_at = ""  # the time of the last line with an acceptance, as it stands there
         self._width = 0  # index into _WIDTHS
         self._buckets: Dict[int, Bucket] = {}
 
@@ -141,6 +142,7 @@ class DecodeStats:
         self.accept.join(accept)
         if accept.count:
             rates = RATE.findall(lines[-1])
+            self.last_accept_at = lines[-1][1:20].decode("ascii", "replace")
             self.last_rate = float(rates[0]) if rates else self.last_rate
         if at is not None:
             self._into_bucket(at, accept, throughput)
@@ -182,6 +184,7 @@ class DecodeStats:
             "lines": self.lines,
             "accept_length": self.accept.result(),
             "last_accept_rate": self.last_rate,
+            "last_accept_at": self.last_accept_at or None,
             "throughput": self.throughput.result(),
             "bucket_seconds": width,
             "series": series,

@@ -115,6 +115,8 @@ def _show(found: Diagnosis, seen: Seen) -> None:
         typer.echo(f"not this     {', '.join(other)}")
     if found.cause is None:
         typer.echo("no cause was found")
+        if found.symptom is None and seen.info:
+            typer.echo("  → `opsctl probe` measures the acceptance; then again")
         return
     typer.echo(f"cause: {found.cause.claim}")
     typer.echo(f"  → {printable(found.cause.remedy)}")

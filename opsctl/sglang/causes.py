@@ -170,7 +170,7 @@ def _as_released(e: Evidence, fact: SourceFact) -> str:
 def _from_source(fact: SourceFact, remedy: str, sound: str) -> Condition:
     places = (fact.place,) if fact.place else ()
     if fact.holds is None:
-        return Condition(None, "source not read", decide=_LOOK)
+        return Condition(None, fact.detail or "source not read", decide=_LOOK)
     if fact.holds:
         return Condition(False, fact.detail or sound, places)
     return Condition(True, fact.detail or f"not so: {sound}", places, remedy)

@@ -18,7 +18,7 @@ from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.versions import Version
-from opsctl.errors import OpsctlError, UsageError
+from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.sglang import facts, launch, timeline, tree
 from opsctl.sglang.evidence import DrafterFault
 from opsctl.sglang.facts import Facts
@@ -80,8 +80,14 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
     info, metrics = _served(connect, port or serverargv.DEFAULT_PORT, notes) if process or asked.port else (None, None)
+    usual = asked.usual_log if asked.port in (None, asked.usual_port) else None
+    log_path = asked.log or (process["log"] if process else usual)
+    if not (process or info or log_path or asked.drafter or asked.target):
+        raise Unreachable(
+            f"no server answers on port {port}" if port else "no server runs there, and no log of one is known",
+            hint="`opsctl server status` shows what runs; the log of one that is gone is named by --log",
+        )
     # The log tells the settings of a server that is not there any more.
-    log_path = asked.log or (process["log"] if process else asked.usual_log)
     dead = _scan(ask, log_path, 0, notes) if log_path and not process else None
     told = dict(dead.starts[-1].flags) if dead and dead.starts else {}
     draft = _first(

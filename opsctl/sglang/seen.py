@@ -110,11 +110,20 @@ def _measured(seen: Seen) -> Measured | None:
         return Measured(accept["mean"], "probe", dead, accept["verify_steps"])
     if seen.info and (own := seen.info.own_accept_length):
         return Measured(own, "server")
-    last = (seen.log.decode["accept_length"] or {}).get("last") if seen.log else None
+    last = _last_logged(seen.log) if seen.log else None
     if last:
         return Measured(last, "log")
     gauge = seen.metrics.accept_length if seen.metrics else None
     return Measured(gauge, "metrics") if gauge else None
+
+
+def _last_logged(log: timeline.Summary) -> float | None:
+    """The last acceptance in the log, if it is of the server's present life: restarts may share one file."""
+    began = log.starts[-1].at if log.starts else None
+    logged = log.decode["last_accept_at"]
+    if began and logged and logged < began[: len(logged)]:
+        return None
+    return (log.decode["accept_length"] or {}).get("last")
 
 
 def _verifies(info: ServerInfo | None, flags: Flags, measured: Measured | None) -> bool | None:

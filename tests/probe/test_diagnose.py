@@ -150,3 +150,26 @@ def test_a_server_of_others_is_not_taken_for_the_one_that_died(tmp_path: Path) -
     cause = walk(evidence(seen), CAUSES).cause
     assert cause is not None
     assert cause.id == "target-methods-missing"
+
+
+@pytest.mark.parametrize(("restarted", "seen"), [(False, "acceptance length 1.3 to about 2"), (True, None)])
+def test_what_was_logged_before_the_last_start_is_not_of_this_server(
+    diagnose: Diagnose, tmp_path: Path, restarted: bool, seen: str | None
+) -> None:
+    good, worse = (
+        (KIT.parent / "data" / "logs" / f"0.5.9-llama-{name}.log").read_text() for name in ("good", "layers0")
+    )
+    log = tmp_path / "shared.log"
+    begun = [line for line in good.splitlines()[:40] if "Decode batch" not in line]
+    log.write_text(worse + "\n".join(begun).replace("2026-11-29", "2026-11-30") * restarted)
+    with process(tmp_path, "--port", "31995"):
+        _, told = diagnose("--port", "31995", "--log", str(log))
+    assert told["symptom"] == seen
+
+
+def test_where_nothing_is_there_is_nothing_to_diagnose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with process(tmp_path, "--port", "31996"):
+        assert run(["diagnose", "--here", "--port", "9"]) == Exit.UNREACHABLE
+    assert "no server answers on port 9" in capsys.readouterr().err
