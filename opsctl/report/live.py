@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from opsctl.engine.events import Event, TaskEnded, TaskProgress, TaskStarted
+from opsctl.engine.events import Event, HostEnded, TaskEnded, TaskProgress, TaskStarted, UndoStep
 from opsctl.report.plain import PlainView
 from opsctl.secret import mask
 from opsctl.text import one_line, printable
@@ -63,6 +63,9 @@ class LiveView(AbstractContextManager["LiveView"]):
                 bar = self._ids.pop((event.host, event.number), None)
                 if bar is not None:
                     self._bars.remove_task(bar)
+            case UndoStep() | HostEnded():  # a task that was interrupted has no end of its own
+                for key in [key for key in self._ids if key[0] == event.host]:
+                    self._bars.remove_task(self._ids.pop(key))
         self._plain(event)
 
     def _print(self, line: str) -> None:
