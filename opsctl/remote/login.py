@@ -58,7 +58,7 @@ def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> Identit
     raise AuthFailed(
         f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
         where=where,
-        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh {hop.user}@{hop.address}`; "
+        hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh -p {hop.port} {hop.user}@{hop.address}`; "
         "of its ways to log in, Kerberos (GSSAPI) and host based ones are not tried",
     )
 

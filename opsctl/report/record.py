@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from opsctl.engine.events import Event, RunStarted, TaskProgress, to_json
 from opsctl.errors import UsageError
-from opsctl.text import did_you_mean
+from opsctl.text import nearest
 
 _MOST_RUNS = 500
 
@@ -111,8 +111,12 @@ def read(run: str) -> Record:
         found = [run]
     if len(found) != 1:
         what = "there is no record of run" if not found else f"{len(found)} runs begin with"
-        raise UsageError(f"{what} {run!r} on this machine", hint=did_you_mean(run, known[:50]) if known else
-                         "opsctl history --host HOST asks a host")  # fmt: skip
+        close = nearest(run, ["last", *found, *known[:50]])
+        raise UsageError(
+            f"{what} {run!r} on this machine",
+            hint=(f"did you mean {close!r}? " if close else "")
+            + "`opsctl history` lists those of this machine, with --host those of a host",
+        )
     events = []
     for line in (folder() / f"{found[0]}.jsonl").read_text(encoding="utf-8").splitlines():
         try:
