@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from opsctl.engine import usage
 from opsctl.engine.model import Param
 from opsctl.engine.options import Given
 from opsctl.engine.scope import Layer
@@ -29,6 +30,8 @@ def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: 
     known = set(inventory_names)
     for play in plays:
         known |= set(play.keys.params) | set(play.keys.vars)
+        for use in usage.uses(play):
+            known |= use.guarded  # it may be given: `{{ x | default(1) }}`
     for name in given:
         if name not in known:
             raise UsageError(f"-e {name}: neither the playbook nor the inventory has such a variable",

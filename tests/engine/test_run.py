@@ -533,3 +533,15 @@ def test_a_play_that_goes_well_or_is_only_checked_needs_no_rescue(project: Proje
     assert project.run(text.replace("FAILS", "false")).code == Exit.DONE
     project.run(text.replace("FAILS", "true"), check=True)
     assert not kept.exists()
+
+
+def test_a_variable_with_a_default_may_be_given(project: Project) -> None:
+    play = """
+- hosts: all
+  tasks:
+  - {name: made, file: {path: "OUT/{{ folder | default('usual') }}", state: directory}}
+"""
+    assert project.run(play, e=("folder=given",)).code == Exit.DONE
+    assert (project.out / "given").is_dir()
+    with pytest.raises(UsageError, match="has such a variable"):
+        project.run(play, e=("foldr=given",))
