@@ -160,7 +160,7 @@ def views(showing: Showing, *, check: bool) -> Iterator[Callable[[Event], None]]
     guard = threading.Lock()
     lost: list[OSError] = []  # what could not be shown
     with ExitStack() as stack:
-        recorder = Recorder()
+        recorder = Recorder(lambda text: typer.echo(f"warning: {text}", err=True))
         stack.callback(recorder.close)
         seen: list[Callable[[Event], None]] = [recorder, _main_view(showing, diff, stack), *_reports(showing, stack)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,9 +26,13 @@ def folder() -> Path:
 
 
 class Recorder:
-    """Writes a run's events to its record. A record that cannot be written is no reason for a run to fail."""
+    """Writes a run's events to its record. A record that cannot be written is no reason for a run to fail.
 
-    def __init__(self) -> None:
+    warn: is told once that there is none.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
         self._file: IO[str] | None = None
 
     def __call__(self, event: Event) -> None:
@@ -39,8 +43,8 @@ class Recorder:
         try:
             self._file.write(json.dumps(to_json(event), default=str) + "\n")
             self._file.flush()
-        except OSError:
-            self._file = None
+        except OSError as error:
+            self._lose(error)
 
     def _open(self, event: RunStarted) -> None:
         if event.check:
@@ -51,8 +55,12 @@ class Recorder:
             for old in sorted(folder().glob("*.jsonl"))[:-_MOST_RUNS]:
                 old.unlink(missing_ok=True)
                 old.with_suffix(".undone").unlink(missing_ok=True)
-        except OSError:
-            self._file = None
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self._file = None
+        self._warn(f"this run is not recorded here for `opsctl show` and `report`: {folder()}: {error.strerror}")
 
     def close(self) -> None:
         if self._file:
