@@ -21,8 +21,10 @@ from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.bulk import FAR
 from opsctl.remote.host import RemoteHost
 
-LOAD = 2 << 20  # bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream
-IN_FLIGHT = 3
+# Bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream. A cut loses what is on
+# its way; half the size takes the host a tenth more processor time, and three of those at a time a fifth.
+LOAD = 4 << 20
+IN_FLIGHT = 2
 MUCH = 64 << 20  # bytes from which on further connections pay: each takes 0.1 s of processor time on both sides
 STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection (MaxSessions)
 APART, APART_FAR = 2, 8  # connections; sshd refuses some from 10 on that have not logged in yet (MaxStartups)
