@@ -227,7 +227,7 @@ EDITS = [
         "        assert forward_batch.spec_info is not None\n" + TAKEN,
         "eagle3-fc-guard",
         "needed",
-        "skipped unseen",
+        "pass fc by unseen",
     ),
     (
         "features from elsewhere",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import units
+from opsctl.agent import unitname
 from opsctl.engine.find import shipped
 from opsctl.engine.loader import load_playbook
 from opsctl.inventory import load
@@ -128,7 +128,7 @@ def test_a_unit_of_a_users_own_systemd_is_driven_as_that_user(tmp_path: Path) ->
     ],
 )
 def test_the_unit_by_the_control_group(group: str, unit: tuple[str | None, bool]) -> None:
-    assert units.of(group + "\n") == unit
+    assert unitname.of(group + "\n") == unit
 
 
 def test_text_from_the_host_stays_text(tmp_path: Path) -> None:
