@@ -29,8 +29,10 @@ class Proxy:
         self._server = self._do(asyncio.start_server(self._client, "127.0.0.1", 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.connections = 0
-        self.turns = 0  # how often the client spoke up after the server had spoken: round trips
-        self._talking: asyncio.StreamReader | None = None
+        # How often the client spoke up after something had reached it: round trips. The longer a round trip takes, the
+        # less it matters that a busy client says in several pieces what it does not wait with.
+        self.turns = 0
+        self._answered = True
 
     def cut(self) -> None:
         """Break every connection, as a lost network does once it is noticed."""
@@ -99,8 +101,9 @@ class Proxy:
         async def feed() -> None:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(1 << 16):
-                    self.turns += up and self._talking is not reader
-                    self._talking = reader
+                    if up:
+                        self.turns += self._answered
+                        self._answered = False
                     await queue.put((time.monotonic() + self._one_way, data))
             await queue.put((time.monotonic() + self._one_way, b""))
 
@@ -112,6 +115,7 @@ class Proxy:
                 await self._flowing.wait()
                 if not data:
                     break
+                self._answered |= not up
                 writer.write(data)
                 await writer.drain()
             if writer.can_write_eof():

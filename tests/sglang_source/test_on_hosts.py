@@ -442,7 +442,7 @@ def test_source_on_a_host_without_a_checkout_asks_for_one(box: Box, cli: Cli) ->
 
 
 def test_a_status_costs_one_look(box: Box, cli: Cli, slow_link: Callable[[float], Proxy]) -> None:
-    proxy = slow_link(0.0)
+    proxy = slow_link(0.2)
     box.port = proxy.port
     inventory = box.inventory
     (host,) = load(str(inventory)).select("box")
