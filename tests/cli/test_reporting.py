@@ -299,7 +299,7 @@ def test_secrets_are_masked_everywhere(
     assert ("::add-mask::s3cret-of-a-test\n" in out) == (output == "github")
     files = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "***" in files
-    assert "s3cret" not in files + out.replace("::add-mask::s3cret-of-a-test", "")
+    assert "s3cret-of-a-test" not in files + out.replace("::add-mask::s3cret-of-a-test", "")
 
 
 def test_text_of_a_host_is_neither_markdown_nor_a_command() -> None:
