@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Optional, Tuple
 
-from opsctl.agent.secret_patterns import KEY, harmless
+from opsctl.agent.secret_names import KEY, harmless
 
 _ENDS = (b":", b"\\", b"|", b">", b"-", b"+", b"[")  # the last sign of a line that announces a value
 # Nothing but the name, behind what a log may put before it: prose that ends with "token:" announces nothing.

@@ -21,6 +21,7 @@ from typing import BinaryIO, Callable, Iterable, List, Match, Optional, Pattern,
 from urllib.parse import quote
 
 from opsctl.agent.hanging import Hanging
+from opsctl.agent.secret_names import harmless
 from opsctl.agent.secret_patterns import (
     IDENTITIES,
     KEY_BEGIN,
@@ -30,7 +31,6 @@ from opsctl.agent.secret_patterns import (
     KEY_TAIL,
     RULES,
     Rule,
-    benign,
 )
 
 MAX_LINE = 1 << 20  # what is longer is cut: a request body, never a log line worth reading
@@ -141,7 +141,7 @@ class Redactor:
     def _by_rule(self, rule: Rule) -> Callable[[Match[bytes]], bytes]:
         def replace(found: Match[bytes]) -> bytes:
             whole, value = found.group(0), found.group("value")
-            if value.startswith(_MARK) or benign(rule, found):
+            if value.startswith(_MARK) or (rule.keyed and harmless(found.group("key"), value)):
                 return whole
             self.masked += 1
             start, end = found.start("value") - found.start(), found.end("value") - found.start()

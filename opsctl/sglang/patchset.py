@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from opsctl.errors import Exit, UsageError
 from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
-from opsctl.sglang.patches.base import About, Settled
+from opsctl.sglang.patches.base import Settled
 from opsctl.sglang.patches.capture import Delegation
+from opsctl.sglang.patches.left_out import LeftOut
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.symbols import NotPython
 from opsctl.sglang.tree import SourceTree, unknown_class
@@ -117,7 +118,8 @@ def for_target(tree: SourceTree, patches: Sequence[Patch], target: str | None) -
     """`patches`, which `select` gave for a target; of a class that only some versions have there may be none here."""
     if target != KIMI_K25.class_name or tree.classes.get(target):
         return tuple(patches)
-    return tuple(_WithoutTarget(patch, target) if patch.name in _ABOUT_TARGET else patch for patch in patches)
+    reason = f"this tree has no class {target}"
+    return tuple(LeftOut(patch, reason) if patch.name in _ABOUT_TARGET else patch for patch in patches)
 
 
 def judged_diff(name: str, answer: Mapping[str, Any]) -> Entry:
@@ -216,28 +218,6 @@ class _AnyClass:
 
     def look(self, tree: SourceTree) -> Finding:
         return Finding(Status.NOT_APPLICABLE, None, None, "is about one model class, and none was named")
-
-    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
-        return {}
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutTarget:
-    """A patch about a target class that the tree does not have."""
-
-    patch: Patch
-    target: str
-
-    @property
-    def name(self) -> str:
-        return self.patch.name
-
-    @property
-    def about(self) -> About:
-        return self.patch.about
-
-    def look(self, tree: SourceTree) -> Finding:
-        return Finding(Status.NOT_APPLICABLE, None, None, f"this tree has no class {self.target}")
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         return {}
