@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from typing import Any, Dict, Optional
 
+from opsctl.agent import interpreter
 from opsctl.agent.protocol import Context
 
 _LIMIT = 20.0  # seconds
@@ -67,20 +66,8 @@ def known(call: Context, python: str, cwd: Optional[str] = None, path: Optional[
     environment = dict(os.environ)
     if path is not None:
         environment["PYTHONPATH"] = path
-    try:
-        done = subprocess.run(
-            [os.path.expanduser(python), "-c", _SCRIPT],
-            cwd=os.path.expanduser(cwd) if cwd else None,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_LIMIT,
-            check=True,
-        )
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {"package": None, "flags": None}
+    found = interpreter.answer(python, _SCRIPT, os.path.expanduser(cwd) if cwd else None, environment, _LIMIT)
+    return {"package": None, "flags": None} if found is None else dict(found)
 
 
 CALLS = {"known": known}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 
 class Process(NamedTuple):
@@ -135,3 +135,21 @@ def _link(path: str) -> Optional[str]:
         return os.readlink(path)
     except OSError:
         return None
+
+
+def real_ids(pid: int) -> Optional[Tuple[int, int]]:
+    """User and group that started it, whatever it runs as now; None if it is gone."""
+    try:
+        with open("/proc/%d/status" % pid) as stream:
+            told = dict(line.split(":", 1) for line in stream if ":" in line)
+        return int(told["Uid"].split()[0]), int(told["Gid"].split()[0])
+    except (OSError, KeyError):
+        return None
+
+
+def same_root(pid: int) -> bool:
+    """Whether `/` is for it what it is for us; taken to be so where we may not know."""
+    try:
+        return os.path.samestat(os.stat("/proc/%d/root/" % pid), os.stat("/"))
+    except OSError:
+        return True

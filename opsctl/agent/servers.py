@@ -5,15 +5,14 @@ Secrets do not leave the host: values of key flags are masked, and of the enviro
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import pids, serverargv, unitname
+from opsctl.agent import interpreter, pids, serverargv, unitname
 from opsctl.agent.protocol import Context
 
 # Settings that bear on what a server does; none of them holds a secret.
@@ -51,7 +50,7 @@ def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
 
 def locate_one(server: Dict[str, Any]) -> None:
     """Add to a server what `find` tells with `locate`."""
-    package = _package(server["pid"])
+    package = _package(server)
     newest, newest_file = _newest(package) if package else (None, None)
     commit = _commit(package) if package else None
     server.update(package=package, newest=newest, newest_file=newest_file, commit=commit)
@@ -89,32 +88,33 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
     }
 
 
-def _package(pid: int) -> Optional[str]:
-    """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order."""
-    argv = _words(pid, "cmdline")
+def _package(server: Dict[str, Any]) -> Optional[str]:
+    """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order.
+
+    As anybody can give a process the name of a server, its interpreter is asked with the rights of its user at most;
+    None where we cannot take them, and for a process that sees other files than we do.
+    """
+    pid = server["pid"]
+    ids = pids.real_ids(pid)
+    if ids is None or server["container"] or not pids.same_root(pid):
+        return None
+    if ids[0] in (0, os.geteuid()):
+        ids = None
+    elif os.geteuid() != 0:
+        return None
     environment = {
         k: v for k, v in (_environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
     }
-    return located(_python(pid, argv), _link(pid, "cwd") or "/", environment)
+    return located(server["python"], server["cwd"] or "/", environment, ids)
 
 
-def located(python: str, cwd: str, environment: Dict[str, str]) -> Optional[str]:
-    """Folder of the `sglang` package that an interpreter imports, found by asking it; None where it does not say."""
-    try:
-        done = subprocess.run(
-            [os.path.expanduser(python), "-c", _LOCATE],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_LOCATE_LIMIT,
-            check=True,
-        )
-        places = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
-    return next((place for place in places if os.path.isdir(place)), None)
+def located(python: str, cwd: str, environment: Dict[str, str], ids: Optional[Tuple[int, int]] = None) -> Optional[str]:
+    """Folder of the `sglang` package that an interpreter imports, found by asking it; None where it does not say.
+
+    ids: as of `interpreter.answer`.
+    """
+    places = interpreter.answer(python, _LOCATE, cwd, environment, _LOCATE_LIMIT, ids)
+    return next((place for place in places or () if os.path.isdir(place)), None)
 
 
 def _parents() -> Dict[int, int]:
