@@ -27,6 +27,14 @@ ENVIRONMENT = {
 IDENTITY = ("user.name=opsctl", "user.email=opsctl@localhost")
 
 
+def command(cwd: Optional[str]) -> List[str]:
+    """The words that begin every git command, in a checkout that may be another user's."""
+    argv = ["git"]
+    for setting in (*SETTINGS, *IDENTITY, *(disarmed(cwd) if cwd else ())):
+        argv += ["-c", setting]
+    return argv
+
+
 def git(
     call: Context,
     words: Sequence[str],
@@ -37,12 +45,15 @@ def git(
     stdin: bytes = b"",
 ) -> Done:
     """Run git. Raises AgentError where it is missing, or ends otherwise than `ok` (None: any way)."""
-    argv: List[str] = ["git"]
-    for setting in (*SETTINGS, *IDENTITY, *(disarmed(cwd) if cwd else ())):
-        argv += ["-c", setting]
     try:
         done = execute(
-            call, argv + list(words), cwd, dict(ENVIRONMENT, **(env or {})), stdin, timeout, keep_output=64 << 20
+            call,
+            command(cwd) + list(words),
+            cwd,
+            dict(ENVIRONMENT, **(env or {})),
+            stdin,
+            timeout,
+            keep_output=64 << 20,
         )
     except AgentError as error:
         if error.kind == "not-found" and error.fields.get("path") == "git":

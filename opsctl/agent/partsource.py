@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from opsctl.agent import calls, logfiles
+from opsctl.agent import calls, gitrun, logfiles
 from opsctl.agent.logsource import blocks
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.redact import Redactor
@@ -25,6 +25,11 @@ def read(
     """The bytes of a part as they come; what went wrong is noted in `entry`. Raises AgentError, OSError."""
     if "argv" in part:
         yield from _command(call, part["argv"], entry, deadline)
+        return
+    if "git" in part:
+        tree = part["tree"]
+        argv = [*gitrun.command(tree), "--no-optional-locks", "-C", tree, *part["git"]]
+        yield from _command(call, argv, entry, deadline)
         return
     if "call" in part:
         yield from _answer(call, part["call"], part.get("args", {}), texts)
@@ -41,6 +46,8 @@ def named(part: Dict[str, Any]) -> str:
     """Where a part comes from, for the manifest."""
     if "argv" in part:
         return " ".join(part["argv"])
+    if "git" in part:
+        return " ".join(["git", "-C", part["tree"], *part["git"]])
     if "call" in part:
         return str(part["call"])
     return ", ".join(part.get("logs") or [part["path"]])

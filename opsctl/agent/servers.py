@@ -26,13 +26,13 @@ _MOST_FILES = 20000
 def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
-    {pid, start, members, argv, started, now, user, session, cwd, python, environment, unit, user_unit, container, log,
-    log_size, boot}: times are in seconds since the epoch, start in clock ticks since boot; members are the pids of the
-    server; unit and container as the control group names them, user_unit if it is one of a user's own systemd; log is
-    the file that standard output goes to; environment is None where we may not read it. With `locate` also
-    {package, newest, newest_file}: the folder of the `sglang` package that it imported (found by asking its own
-    interpreter), or None, and the file of it that was changed last; and commit, of the checkout that holds the package,
-    where one does.
+    {pid, start, members, argv, started, now, user, session, cwd, python, own, environment, unit, user_unit, container,
+    log, log_size, boot}: times are in seconds since the epoch, start in clock ticks since boot; members are the pids of
+    the server; own tells whether our user or root started it; unit and container as the control group names them,
+    user_unit if it is one of a user's own systemd; log is the file that standard output goes to; environment is None
+    where we may not read it. With `locate` also {package, newest, newest_file}: the folder of the `sglang` package that
+    it imported (found by asking its own interpreter), or None, and the file of it that was changed last; and commit, of
+    the checkout that holds the package, where one does.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]
@@ -76,6 +76,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "user": _user(pid),
         "cwd": _link(pid, "cwd"),
         "python": _python(pid, argv),
+        "own": _own(pid),
         "environment": None
         if environment is None
         else {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
@@ -95,17 +96,23 @@ def _package(server: Dict[str, Any]) -> Optional[str]:
     None where we cannot take them, and for a process that sees other files than we do.
     """
     pid = server["pid"]
-    ids = pids.real_ids(pid)
-    if ids is None or server["container"] or not pids.same_root(pid):
+    if server["container"] or not pids.same_root(pid):
         return None
-    if ids[0] in (0, os.geteuid()):
-        ids = None
-    elif os.geteuid() != 0:
-        return None
+    ids = None
+    if not server["own"]:
+        ids = pids.real_ids(pid)
+        if ids is None or os.geteuid() != 0:
+            return None
     environment = {
         k: v for k, v in (_environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
     }
     return located(server["python"], server["cwd"] or "/", environment, ids)
+
+
+def _own(pid: int) -> bool:
+    """Whether what it names may be run by us: it was started by our user, or by root."""
+    ids = pids.real_ids(pid)
+    return ids is not None and ids[0] in (0, os.geteuid())
 
 
 def located(python: str, cwd: str, environment: Dict[str, str], ids: Optional[Tuple[int, int]] = None) -> Optional[str]:

@@ -162,12 +162,12 @@ def _software(server: Server) -> list[Part]:
     if server.python:
         found.append({"name": "packages.txt", "argv": [server.python, "-c", _PACKAGES]})
     if server.source:
-        git = ["git", "-c", "core.fsmonitor=false", "-c", f"safe.directory={server.source}", "-C", server.source]
-        found += [
-            {"name": "source-commit.txt", "argv": [*git, "log", "-1", "--format=%H %cI %s"]},
-            {"name": "source-status.txt", "argv": [*git, "status", "--short", "--branch", "--untracked-files=no"]},
-            {"name": "source-changes.diff", "argv": [*git, "diff", "--no-ext-diff", "HEAD"]},
-        ]
+        asked = {
+            "source-commit.txt": ["log", "-1", "--format=%H %cI %s"],
+            "source-status.txt": ["status", "--short", "--branch", "--untracked-files=no"],
+            "source-changes.diff": ["diff", "--no-ext-diff", "--no-textconv", "HEAD"],
+        }
+        found += [{"name": name, "git": words, "tree": server.source} for name, words in asked.items()]
     return found
 
 

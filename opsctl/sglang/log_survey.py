@@ -36,7 +36,8 @@ def survey(ask: Callable[[Call], Reply], settings: Settings, wanted: Wanted, *, 
         logs=files(ask, log) if log else (),
         pids=(process["pid"],) if process else (),
         port=gather.port_of(process) if process else settings.get("port"),
-        python=(process and process["python"]) or _interpreter(settings),
+        # It is run to list its packages: that of a server of somebody else only if the inventory names it.
+        python=(process["python"] if process and process["own"] else None) or _interpreter(settings),
         source=settings.get("checkout") or (process and _root(process.get("package"))) or None,
         health=gathered.ask(wanted).args,
     )
