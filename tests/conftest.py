@@ -75,15 +75,17 @@ def local_host(state: Path) -> Iterator[RemoteHost]:
 
 
 @pytest.fixture
-def slow_link(sshd: Sshd) -> Iterator[Callable[[float], Proxy]]:
+def slow_link(sshd: Sshd) -> Iterator[Callable[..., Proxy]]:
     """Makes proxies to the sshd with a round trip time in seconds, which can cut and freeze: `make_host(port=p.port)`.
+
+    To count round trips, let them `gather` what the server says within that many seconds of silence.
 
     Host keys are filed under the port, so give `host_key=str(sshd.host_key)` as well.
     """
     made: list[Proxy] = []
 
-    def make(round_trip: float = 0.0) -> Proxy:
-        made.append(Proxy(sshd.port, round_trip))
+    def make(round_trip: float = 0.0, gather: float = 0.0) -> Proxy:
+        made.append(Proxy(sshd.port, round_trip, gather))
         return made[-1]
 
     yield make

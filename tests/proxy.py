@@ -1,7 +1,9 @@
 """A TCP proxy on loopback with a round trip time, that can cut or freeze what passes.
 
 Each direction is a queue of (due time, bytes), so order and round trips are right; TCP's own windows are not part of
-it: use it to count round trips and to break connections, not to measure throughput.
+it: use it to count round trips and to break connections, not to measure throughput. To count, have it gather: a busy
+server says in several pieces what one answer is, and a client that starts on the first piece would be said to have
+waited twice.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from typing import Any
 
 
 class Proxy:
-    """Listens on `port`, forwards to `target` on 127.0.0.1 with `round_trip` seconds of latency."""
+    """Listens on `port`, forwards to `target` on 127.0.0.1 with `round_trip` seconds of latency.
 
-    def __init__(self, target: int, round_trip: float = 0.0) -> None:
-        self._target, self._one_way = target, round_trip / 2
+    What the server says reaches the client once the server has been silent for `gather` seconds.
+    """
+
+    def __init__(self, target: int, round_trip: float = 0.0, gather: float = 0.0) -> None:
+        self._target, self._one_way, self._gather = target, round_trip / 2, gather
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._flowing = asyncio.Event()
@@ -29,14 +34,19 @@ class Proxy:
         self._server = self._do(asyncio.start_server(self._client, "127.0.0.1", 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.connections = 0
-        # How often the client spoke up after something had reached it: round trips. The longer a round trip takes, the
-        # less it matters that a busy client says in several pieces what it does not wait with.
+        # How often the client spoke up after something had reached it: round trips.
         self.turns = 0
         self._answered = True
 
     def cut(self) -> None:
         """Break every connection, as a lost network does once it is noticed."""
         self._do(self._cut())
+
+    def turns_until_closed(self) -> int:
+        """The round trips since the last such count, with the goodbyes of every connection."""
+        self._do(self._closed())
+        turns, self.turns = self.turns, 0
+        return turns
 
     def freeze(self) -> None:
         """Let nothing through any more, without telling anybody."""
@@ -67,6 +77,10 @@ class Proxy:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+    async def _closed(self) -> None:
+        while self._writers:
+            await asyncio.sleep(0.01)
 
     async def _cut(self) -> None:
         for writer in list(self._writers):
@@ -111,6 +125,8 @@ class Proxy:
         try:
             while True:
                 due, data = await queue.get()
+                if data and self._gather and not up:
+                    data += await self._rest(queue)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 await self._flowing.wait()
                 if not data:
@@ -124,3 +140,12 @@ class Proxy:
             writer.transport.abort()
         finally:
             feeding.cancel()
+
+    async def _rest(self, queue: asyncio.Queue[tuple[float, bytes]]) -> bytes:
+        """What else comes before a silence of `gather` seconds or the end, which stays in the queue."""
+        rest = b""
+        with contextlib.suppress(asyncio.TimeoutError):
+            while data := (item := await asyncio.wait_for(queue.get(), self._gather))[1]:
+                rest += data
+            queue.put_nowait(item)
+        return rest
