@@ -3,7 +3,8 @@
     ROOT/NAME/DIGEST/           a release; never changed once it is there
     ROOT/NAME/DIGEST/.release   what it holds: sizes, chunks with their digests, and by which stat they hold
     ROOT/NAME/DIGEST/.blocks    SHA-256 of each of its blocks, file by file as in `.release`
-    ROOT/NAME/.partial-DIGEST/  one on its way; a later run continues it
+    ROOT/NAME/.partial-KEY/     one on its way; a later run of the same files continues it
+    ROOT/NAME/.partial-KEY/.expected    its digest and chunks, once they are known
 
 A chunk is [start, end, digest], as in stagesource. The digests in `.release` count as long as size, mtime and inode of
 a file are as recorded, so that nothing needs to be read again to know what the host has.
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import os
 import stat as st
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from opsctl.agent import durable
 from opsctl.agent.chunking import DIGEST, blocks_in, spans_of
 from opsctl.agent.protocol import AgentError
 
 MANIFEST, BLOCKS = ".release", ".blocks"
+EXPECTED = ".expected"
 PARTIAL = ".partial-"
 SHORT = 16  # hex digits of the digest in a release's name; the manifest has all
 
@@ -30,17 +32,25 @@ class Damaged(Exception):
     """A `.release` that is none."""
 
 
-def places(root: str, name: str, digest: str) -> Tuple[str, str]:
-    """The folder of all releases of a name, and that of this one."""
+def folder(root: str, name: str) -> str:
+    """The folder of all releases of a name."""
+    return os.path.join(os.path.abspath(os.path.expanduser(root)), plain(name))
+
+
+def release(top: str, digest: str) -> str:
+    """The folder of a release."""
+    return os.path.join(top, _checked(digest)[:SHORT])
+
+
+def partial(top: str, key: str) -> str:
+    """The folder in which a release comes together. `key`: as of chunking."""
+    return os.path.join(top, PARTIAL + _checked(key)[:SHORT])
+
+
+def _checked(digest: str) -> str:
     if not all(c in "0123456789abcdef" for c in digest) or len(digest) != 64:
         raise AgentError("invalid", "not a digest: %r" % digest)
-    top = os.path.join(os.path.abspath(os.path.expanduser(root)), plain(name))
-    return top, os.path.join(top, digest[:SHORT])
-
-
-def partial(top: str, digest: str) -> str:
-    """The folder in which a release comes together."""
-    return os.path.join(top, PARTIAL + digest[:SHORT])
+    return digest
 
 
 def plain(name: str) -> str:
@@ -50,18 +60,26 @@ def plain(name: str) -> str:
     return name
 
 
-def state(release: str, digest: str) -> str:
-    """absent | whole | changed."""
-    if not os.path.lexists(release):
-        return "absent"
+def there(top: str) -> Dict[str, str]:
+    """What is there in the place of releases, by the names of their folders: the digest, "" where one was changed."""
+    return {entry: whole(os.path.join(top, entry)) for entry in entries(top) if not entry.startswith(".")}
+
+
+def has(there: Mapping[str, str], digest: str) -> bool:
+    """Whether the release of this digest is there, as `there` tells."""
+    return bool(digest) and there.get(digest[:SHORT]) == digest
+
+
+def whole(path: str) -> str:
+    """The digest of a release that is as it was made, else "" ."""
     try:
-        told = _manifest(release)
+        told = _manifest(path)
     except Damaged:
-        return "changed"
-    if told is None or told["digest"] != digest:
-        return "changed"
-    intact = all(stat(os.path.join(release, name)) == file["stat"] for name, file in told["files"].items())
-    return "whole" if intact and set(os.listdir(release)) == {MANIFEST, BLOCKS, *told["files"]} else "changed"
+        return ""
+    if told is None:
+        return ""
+    intact = all(stat(os.path.join(path, name)) == file["stat"] for name, file in told["files"].items())
+    return str(told["digest"]) if intact and set(entries(path)) == {MANIFEST, BLOCKS, *told["files"]} else ""
 
 
 def stat(path: str) -> Optional[List[int]]:
@@ -168,3 +186,16 @@ def _is_chunk(told: Any) -> bool:
         return False
     start, end, digest = told
     return isinstance(start, int) and isinstance(end, int) and isinstance(digest, str) and 0 <= start < end
+
+
+def expect(partial: str, digest: str, files: Dict[str, List[Chunk]]) -> None:
+    """Note what a folder that is to be a release is to hold."""
+    durable.write(os.path.join(partial, EXPECTED), durable.json_bytes({"digest": _checked(digest), "files": files}))
+
+
+def expected(partial: str) -> Tuple[str, Dict[str, List[Chunk]]]:
+    """The digest, and the chunks of every file, that were noted."""
+    told = durable.read_json(os.path.join(partial, EXPECTED))
+    if told is None:
+        raise AgentError("failed", "nothing of this has been staged", path=partial)
+    return told["digest"], {plain(name): chunks for name, chunks in told["files"].items()}

@@ -12,29 +12,34 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from opsctl.agent import arrival, durable, filling, keep, releases, retention, stagesource
 from opsctl.agent.chunking import chunk_digest, shortened, spans_of
+from opsctl.agent.chunking import key as key_of
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
-from opsctl.agent.releases import Chunk, places, plain
+from opsctl.agent.releases import Chunk, plain
 
 MOST_RELEASES = 64  # looked at for what they have in common with a new one
 
 
-def look(call: Context, root: str, name: str, digest: str = "", source: str = "", follow_links: bool = False) -> Reply:
-    """What the host has: the release itself, others to take parts from (newest first), a partial one, free bytes.
+def look(
+    call: Context, root: str, name: str, key: str = "", digest: str = "", source: str = "", follow_links: bool = False
+) -> Reply:
+    """What the host has: releases of this name, those to take parts from (newest first), a partial one, free bytes.
 
-    The release is the one with this digest, or the one that the host's folder `source` would make.
-    {release, digest, state: absent | whole | changed, size: bytes of a release that is there,
-    have: [{path, files: {name: [chunk]}}], damaged: [path of a release that does not say what it holds],
-    partial: bytes, free: bytes, source: as of stagesource.read or None}
+    The partial one is that of `key`, or the one that the host's folder `source` would make.
+    {top: the folder of all releases of this name, there: as of releases.there,
+    have: [{path, files: {name: [chunk]}}], but none where the release `digest` is there already,
+    damaged: [path of a release that does not say what it holds],
+    partial: bytes, noted: whether it is known what of it has arrived, free: bytes, source: as of stagesource.read or
+    None}
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
     told_source = stagesource.read(call, source, follow_links).told() if source else None
     if told_source:
-        digest = told_source["digest"]
-    top, release = places(root, name, digest)
-    state = releases.state(release, digest)
+        key, digest = key_of(told_source["stats"]), told_source["digest"]
+    top = releases.folder(root, name)
+    there = releases.there(top)
     have, damaged = [], []
-    for path in [] if state == "whole" else releases.listed(top)[:MOST_RELEASES]:
+    for path in [] if releases.has(there, digest) else releases.listed(top)[:MOST_RELEASES]:
         try:
             found = releases.held(path)
         except releases.Damaged:
@@ -42,40 +47,39 @@ def look(call: Context, root: str, name: str, digest: str = "", source: str = ""
         else:
             have += [found] if found else []
     similar = bool(have) and os.path.dirname(have[0]["path"]) == top
-    inside = [os.path.join(release, f) for f in releases.entries(release) if not f.startswith(".")]
+    partial = releases.partial(top, key)
     result = {
-        "release": release,
-        "digest": digest,
-        "size": sum(os.lstat(path).st_size for path in inside),
-        "state": state,
+        "top": top,
+        "there": there,
         "have": have,
         "damaged": damaged,
-        "partial": _allocated(releases.partial(top, digest)),
+        "partial": _allocated(partial),
+        "noted": os.path.exists(arrival.notes(partial)),
         "free": _free(top),
         "source": told_source,
     }
     return Reply(result, shortened(releases.blocks(have[0])) if similar else b"")
 
 
-def resume(call: Context, root: str, name: str, digest: str, files: Dict[str, List[Chunk]]) -> List[arrival.Span]:
+def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[Chunk]]) -> List[arrival.Span]:
     """What the partial folder has: [name, start, end], as noted on arrival, and whole chunks that prove it when read.
 
-    Holes are not read: what was not written yet is not there.
+    Holes are not read: what was not written yet is not there. Chunks without a digest cannot prove it.
     """
-    path = releases.partial(places(root, name, digest)[0], digest)
+    path = releases.partial(releases.folder(root, name), key)
     arrived = [span for span in arrival.noted(path) if _size(os.path.join(path, span[0])) >= span[2]]
-    wanted = [(name, c) for name, chunks in sorted(files.items()) for c in chunks if not _touched(arrived, name, c)]
+    chunks = [(name, chunk) for name, each in sorted(files.items()) for chunk in each if chunk[2]]
+    wanted = [(name, chunk) for name, chunk in chunks if not _touched(arrived, name, chunk)]
     with ThreadPoolExecutor(stagesource.workers()) as pool:
         same = pool.map(lambda each: _is_there(call, os.path.join(path, plain(each[0])), each[1]), wanted)
         return [*arrived, *((name, chunk[0], chunk[1]) for (name, chunk), good in zip(wanted, same) if good)]
 
 
 def prepare(
-    call: Context, root: str, name: str, digest: str, sizes: Dict[str, int], links: Sequence[Sequence[str]] = ()
+    call: Context, root: str, name: str, key: str, sizes: Dict[str, int], links: Sequence[Sequence[str]] = ()
 ) -> Dict[str, Any]:
     """Make the partial folder with files of these sizes, those of `links` ([source path, name]) as links."""
-    top, _ = places(root, name, digest)
-    partial = releases.partial(top, digest)
+    partial = releases.partial(releases.folder(root, name), key)
     with told("stage", partial):
         os.makedirs(partial, mode=0o755, exist_ok=True)
         for entry in os.listdir(partial):
@@ -90,12 +94,19 @@ def prepare(
     return {"partial": partial}
 
 
-def copy(call: Context, root: str, name: str, digest: str, copies: Sequence[Sequence[Any]]) -> Dict[str, Any]:
+def expect(call: Context, root: str, name: str, key: str, digest: str, files: Dict[str, List[Chunk]]) -> None:
+    """Say what the release is to hold. By then much may have arrived: the source is read while it is sent."""
+    partial = releases.partial(releases.folder(root, name), key)
+    with told("stage", partial):
+        releases.expect(partial, digest, files)
+
+
+def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequence[Any]]) -> Dict[str, Any]:
     """Put ranges that the host has into the partial folder.
 
     copies: [source path, start there, name, start, end], from one block of a chunk to the end of another.
     """
-    partial = releases.partial(places(root, name, digest)[0], digest)
+    partial = releases.partial(releases.folder(root, name), key)
     known = _known({one[0] for one in copies})
     total, done = sum(end - start for _, _, _, start, end in copies), 0
     percent = -1
@@ -109,34 +120,29 @@ def copy(call: Context, root: str, name: str, digest: str, copies: Sequence[Sequ
     return {"copied": done}
 
 
-def place(
-    call: Context,
-    root: str,
-    name: str,
-    digest: str,
-    files: Dict[str, List[Chunk]],
-    old: int,
-    keep_as: str,
-) -> Dict[str, Any]:
+def place(call: Context, root: str, name: str, key: str, old: int, keep_as: str) -> Dict[str, Any]:
     """Verify every byte of the partial folder, make it the release, and remove all but `old` earlier ones.
 
     Releases in service are never removed: those that a link beside them or a running command names.
     """
-    top, release = places(root, name, digest)
-    partial = releases.partial(top, digest)
+    top = releases.folder(root, name)
+    partial = releases.partial(top, key)
     with told("stage", partial):
-        state = releases.state(release, digest)
-        if state == "whole":
-            return {"release": release, "made": False, "removed": []}
+        digest, files = releases.expected(partial)
+        release = releases.release(top, digest)
+        result = {"release": release, "digest": digest}
+        if releases.whole(release) == digest:
+            return {**result, "made": False, "removed": []}
         releases.describe(partial, digest, files, _verify(call, partial, files))
-        if state == "changed":
+        if os.path.lexists(release):
             retention.set_aside(top, release)
         arrival.forget(partial)
+        os.unlink(os.path.join(partial, releases.EXPECTED))
         keep.save(call, keep_as, {"release": release, "inode": os.stat(partial).st_ino})
         os.rename(partial, release)
         durable.sync_folder(top)
         removed = retention.prune(top, release, old)
-    return {"release": release, "made": True, "removed": removed}
+    return {**result, "made": True, "removed": removed}
 
 
 def remove(call: Context, keep_as: str) -> Dict[str, Any]:
@@ -270,4 +276,12 @@ def _synced(path: str) -> None:
         os.close(fd)
 
 
-CALLS = {"look": look, "resume": resume, "prepare": prepare, "copy": copy, "place": place, "remove": remove}
+CALLS = {
+    "look": look,
+    "resume": resume,
+    "prepare": prepare,
+    "expect": expect,
+    "copy": copy,
+    "place": place,
+    "remove": remove,
+}

@@ -34,6 +34,15 @@ Chunk = List[Any]  # start, end, digest
 Stat = List[int]  # size, mtime in ns, inode
 
 
+class Outline(NamedTuple):
+    """A folder before it is read: its files, where they are cut, and chunks and digests of those that are known."""
+
+    path: str
+    stats: Dict[str, Stat]
+    ranges: Dict[str, List[Tuple[int, int]]]
+    known: Dict[str, Tuple[List[Chunk], bytes]]
+
+
 class Found(NamedTuple):
     """A folder that was read. `blocks`: for each file the digests of its blocks, chunk by chunk."""
 
@@ -49,17 +58,29 @@ class Found(NamedTuple):
 
 
 def read(call: Context, path: str, follow_links: bool = False) -> Found:
-    """The files of a folder, hidden ones left out.
+    """The files of a folder, hidden ones left out. As `outline` and `finish`."""
+    return finish(call, outline(path, follow_links))
 
-    Progress: {text, fraction}. Raises AgentError `invalid` for links that leave the folder, an empty folder, and files
-    that change while they are read.
+
+def outline(path: str, follow_links: bool = False) -> Outline:
+    """The files of a folder, hidden ones left out, and what is remembered of them.
+
+    Raises AgentError `invalid` for links that leave the folder and for an empty folder.
     """
     path = os.path.abspath(os.path.expanduser(path))
     files = _chosen(path, follow_links)
     stats = {file["name"]: [file["size"], file["mtime"], file["inode"]] for file in files}
     boundaries = checkpoint.boundaries(path, files, follow_links)
     ranges = {name: file_ranges(stat[0], boundaries.get(name, ())) for name, stat in stats.items()}
-    known = _recalled(path, stats, ranges)
+    return Outline(path, stats, ranges, _recalled(path, stats, ranges))
+
+
+def finish(call: Context, folder: Outline) -> Found:
+    """Read what is not remembered.
+
+    Progress: {text, fraction}. Raises AgentError `invalid` for files that change while they are read.
+    """
+    path, stats, ranges, known = folder
     todo = [(name, start, end) for name in ranges if name not in known for start, end in ranges[name]]
     fresh = _digests(call, path, todo)
     for name in {name for name, _, _ in todo}:

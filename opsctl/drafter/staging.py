@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.chunking import BLOCK_DIGEST, blocks_in, spans_of
+from opsctl.agent import stagesource
+from opsctl.agent.chunking import BLOCK_DIGEST, blocks_in, key, spans_of
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.drafter.chunks import Chunk, Copy, Plan, Range, joined, plan
 from opsctl.errors import UsageError
 
 RESERVE = 64 << 20  # bytes left free on the host's disk
 
-OnProgress = Callable[[str, float], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A folder cut into chunks. `digest` names the release. `stats`: size, mtime and inode of each file when read."""
+    """A folder cut into chunks. `digest` names the release. `stats`: size, mtime and inode of each file when read.
+
+    Of one that was not read yet, the digest and those of its chunks are empty.
+    """
 
     path: str
     digest: str
     files: Mapping[str, Sequence[tuple[int, int, str]]]
     stats: Mapping[str, tuple[int, int, int]]
     blocks: Mapping[str, bytes]  # digests of the blocks of each file, chunk by chunk; empty for a folder of a host
+
+    @property
+    def key(self) -> str:
+        """What a release on its way is found again by."""
+        return key(self.stats)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -146,13 +155,43 @@ def _chunks(files: Mapping[str, Sequence[Sequence[Any]]]) -> list[Chunk]:
     return [Chunk(Range(name, c[0], c[1]), c[2]) for name, chunks in files.items() for c in chunks]
 
 
-def read_source(path: Path, *, follow_links: bool = False, on_progress: OnProgress = lambda text, part: None) -> Source:
-    """Read a local folder. Raises UsageError: no folder, nothing in it, links that leave it, changed while read."""
-    from opsctl.agent import stagesource
+def outline_source(path: Path, *, follow_links: bool = False) -> Source:
+    """A local folder without reading it, unless all of it is remembered. Raises UsageError as `read_source`."""
+    with _told(path):
+        folder = stagesource.outline(str(path), follow_links)
+        if set(folder.known) == set(folder.ranges):
+            return _finished(folder, lambda: False)
+        chunks = {name: [[*span, ""] for span in spans] for name, spans in folder.ranges.items()}
+        return Source.of({"path": folder.path, "digest": "", "files": chunks, "stats": folder.stats})
 
+
+def read_source(path: Path, *, follow_links: bool = False, cancelled: Callable[[], bool] = lambda: False) -> Source:
+    """Read a local folder, once for all hosts.
+
+    Raises UsageError: no folder, nothing in it, links that leave it, changed while read.
+    """
+    with _told(path):
+        return _finished(stagesource.outline(str(path), follow_links), cancelled)
+
+
+_read: dict[str, Source] = {}
+_reading = threading.Lock()
+
+
+def _finished(folder: stagesource.Outline, cancelled: Callable[[], bool]) -> Source:
+    with _reading:  # a second host waits for what the first one has begun
+        known = _read.get(folder.path)
+        if known is None or {name: list(stat) for name, stat in known.stats.items()} != folder.stats:
+            found = stagesource.finish(_Reading(cancelled), folder)
+            known = _read[folder.path] = Source.of(found.told(), found.blocks)
+        return known
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What is wrong with a local folder, as the user's mistake."""
     try:
-        found = stagesource.read(_Reading(on_progress), str(path), follow_links)
-        return Source.of(found.told(), found.blocks)
+        yield
     except AgentError as error:
         hint = "stage it again when it is complete" if "changed" in error.fields else None
         if "link" in error.fields:
@@ -177,8 +216,8 @@ def demand_unchanged(source: Source) -> None:
 
 
 class _Reading(Context):
-    def __init__(self, on_progress: OnProgress) -> None:
-        self._told = on_progress
+    def __init__(self, cancelled: Callable[[], bool]) -> None:
+        self._cancelled = cancelled
 
-    def progress(self, data: Any, body: bytes = b"") -> None:
-        self._told(data["text"], data["fraction"])
+    def cancelled(self) -> bool:
+        return self._cancelled()

@@ -19,6 +19,8 @@ from opsctl.errors import OpsctlError, Unreachable
 from opsctl.modules.contract import Module
 from opsctl.remote.agent_client import Pending
 
+Ready = tuple[Task, Prepared]
+
 _MOST_CALLS = 500  # at a time; a play with more than that is observed in parts
 
 
@@ -48,11 +50,15 @@ class Ahead:
 
     def look(self, first: Task, after: Iterable[Pending] = (), *, beyond: bool = False) -> None:
         """Observe for `first` (with `beyond`: for those behind it) and all later tasks that can be prepared now."""
+        self.send(self.prepare(first, beyond=beyond), after)
+
+    def prepare(self, first: Task, *, beyond: bool = False) -> list[Ready]:
+        """As `look`, but for asking the host: what this takes of the controller can be done while it connects."""
         start = self._position.get(first.number)
         if start is None:
-            return
+            return []
         unknown: dict[str, Unknown] = {}
-        ready: list[tuple[Task, Prepared]] = []
+        ready: list[Ready] = []
         calls = 0
         for index, task in enumerate(self._order[start:]):
             skip = (beyond and index == 0) or task.number in self._seen
@@ -65,7 +71,7 @@ class Ahead:
                 unknown[task.keys.register_] = Unknown("registered by an earlier task")
             if calls > _MOST_CALLS:
                 break
-        self._send(ready, tuple(after))
+        return ready
 
     def _prepared(self, task: Task, unknown: dict[str, Unknown]) -> Prepared | None:
         scope = self._scope().over(Layer(dict(unknown))) if unknown else self._scope()
@@ -75,8 +81,10 @@ class Ahead:
             # What is wrong is told when its turn comes: it may never come.
             return None
 
-    def _send(self, ready: list[tuple[Task, Prepared]], after: tuple[Pending, ...]) -> None:
-        by_user: dict[bool | str | None, list[tuple[Task, Prepared]]] = {}
+    def send(self, ready: list[Ready], after: Iterable[Pending] = ()) -> None:
+        """Ask the host for what `prepare` found."""
+        after = tuple(after)
+        by_user: dict[bool | str | None, list[Ready]] = {}
         for task, prepared in ready:
             by_user.setdefault(task.become, []).append((task, prepared))
         for become, tasks in by_user.items():

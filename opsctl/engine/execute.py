@@ -194,7 +194,7 @@ class Doing:
             replies = self._observe(item, seen, timeout)
             change = module.plan(item.args, replies, item.site)
             if change is None:
-                return Result("ok", "", module.result(item.args, replies, None))
+                return Result("ok", "", module.result(item.args, replies, None, item.site))
             if self.session.info.check:
                 return self._would(module, item, replies, change)
             try:
@@ -205,7 +205,7 @@ class Doing:
                     raise
                 seen = None
                 continue
-            values = {**change.values, **module.result(item.args, replies, done)}
+            values = {**change.values, **module.result(item.args, replies, done, item.site)}
             return Result(_status(change, values), change.summary, values, change.diffs)
         raise AssertionError("the second conflict is raised")
 
@@ -213,7 +213,7 @@ class Doing:
     def _would(module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
         if change.unknown is not None:
             return Result("unknown", change.unknown, diffs=change.diffs)
-        values = {**change.values, **module.result(item.args, replies, None)}
+        values = {**change.values, **module.result(item.args, replies, None, item.site)}
         return Result("changed", change.summary, values, change.diffs, predicted=True)
 
     def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply]:

@@ -78,10 +78,14 @@ class HostRun:
         self._ahead = Ahead(self.session, self.it.around, self.it.order, self._scope)
 
     def run(self, lock: str | None) -> None:
+        wanted = self.it.uses_facts and "facts" not in self.session.registered
+        if wanted:
+            self.session.registered["facts"] = Unknown("facts are on their way")
+        ready = self._ahead.prepare(self.it.order[0]) if self.it.order else []  # while the host is being connected to
         first = self.session.open(lock)
-        facts = self._ask_for_facts() if self.it.uses_facts and "facts" not in self.session.registered else None
-        if self.it.order:
-            self._ahead.look(self.it.order[0], after=first[:1] if lock else ())
+        # What depends on facts is observed once they are there.
+        facts = self.session.remote().send([Call("facts.gather")]) if wanted else None
+        self._ahead.send(ready, after=first[:1] if lock else ())
         if self.session.opened(first, lock):
             self._tell_of_past()
         if facts is not None:
@@ -270,11 +274,6 @@ class HostRun:
         if left:
             self.session.notified += left
             self._note("info", f"handlers left over from run {last.run} will run: {', '.join(left)}", None)
-
-    def _ask_for_facts(self) -> list[Pending]:
-        """Ask for facts in the first frame. What depends on them is observed once they are there."""
-        self.session.registered["facts"] = Unknown("facts are on their way")
-        return self.session.remote().send([Call("facts.gather")])
 
     def _take_facts(self, asked: list[Pending]) -> None:
         self.session.registered["facts"] = self.session.wait(asked[0], 120).result

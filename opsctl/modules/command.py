@@ -125,7 +125,9 @@ class Command(Module[Any]):
         foreseen = not args.changed_when or bool(replies)
         return Change(summary, (_run(args),), _undo(args), unknown=None if foreseen else UNFORESEEN)
 
-    def result(self, args: CommandArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(
+        self, args: CommandArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         replies = dict(zip(guards(args), seen, strict=True))
         if done:
             ran = dict(done[-1].result)

@@ -150,9 +150,12 @@ class Module(ABC, Generic[A]):
 
     @abstractmethod
     def plan(self, args: A, seen: Sequence[Reply], site: Site) -> Change | None:
-        """What is missing, None if nothing. `seen` has one reply per call of `observe`. Pure."""
+        """What is missing, None if nothing. `seen` has one reply per call of `observe`.
 
-    def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+        Pure but for reading local files.
+        """
+
+    def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
         """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran.
 
         A key `changed` in it wins over the fact that calls ran: a command may know that it changed nothing.

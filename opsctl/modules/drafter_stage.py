@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.drafter.chunks import Copy, Plan, Range
-from opsctl.drafter.staging import RESERVE, Source, demand_unchanged, read_source
+from opsctl.agent.releases import SHORT
+from opsctl.drafter.staging import RESERVE, Source, outline_source, read_source
 from opsctl.errors import TaskFailed, UsageError
-from opsctl.modules.contract import Change, Host, Module, ModuleArgs, Progress, Site
+from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
-from opsctl.text import duration, size
-
-if TYPE_CHECKING:
-    from opsctl.remote.host import RemoteHost
+from opsctl.modules.release_transfer import transfer
+from opsctl.text import size
 
 KEEP = "release"
 
@@ -72,40 +69,55 @@ class DrafterStage(Module[DrafterStageArgs]):
         where = {"root": _releases(args, site), "name": _named(args)}
         if args.host_path is not None:
             return (Call("stage.look", {**where, "source": args.host_path, "follow_links": args.follow_links}),)
-        return (Call("stage.look", {**where, "digest": _local(args, site).digest}),)
+        source = _local(args, site, outline_source)
+        return (Call("stage.look", {**where, "key": source.key, "digest": source.digest}),)
 
     def plan(self, args: DrafterStageArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         found = seen[0].result
-        if found["state"] == "whole":
+        source = _source(args, found, site)
+        name = source.digest[:SHORT]
+        if source.digest and found["there"].get(name) == source.digest:
             return None
-        source = _local(args, site) if found["source"] is None else Source.of(found["source"])
         have = _have(found, source)
         planned = source.plan(have, seen[0].body)
-        where = {"root": _releases(args, site), "name": _named(args), "digest": source.digest}
         needed = planned.written - found["partial"]
         if needed + RESERVE > found["free"]:
             raise TaskFailed(
-                f"{posixpath.dirname(found['release'])}: {size(needed)} are needed, {size(found['free'])} are free",
+                f"{found['top']}: {size(needed)} are needed, {size(found['free'])} are free",
                 hint="remove releases that are not in service, or keep fewer (keep)",
             )
         travels = size(planned.sent) if planned.sent else "nothing"
-        again = " again, it was changed" if found["state"] == "changed" else ""
-        summary = f"stage {size(source.size)} as {found['release']}{again}: {travels} to send"
+        again = " again, it was changed" if name in found["there"] else ""
+        target = f"as {found['top']}/{name}" if name else f"into {found['top']}"
+        summary = f"stage {size(source.size)} {target}{again}: {travels} to send"
         if planned.kept:
             summary += f", {size(planned.kept)} are there"
         for path in found["damaged"]:
             summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
+        where = {"root": _releases(args, site), "name": _named(args), "key": source.key}
         old = args.keep
-        place = Call("stage.place", {**where, "files": source.files, "old": old, "keep_as": KEEP})
+        place = Call("stage.place", {**where, "old": old, "keep_as": KEEP})
         undo = Call("stage.remove", {"keep_as": KEEP})
-        transfer = _transfer(source, have, where, planned, seen[0].body if found["partial"] else None)
-        values = {"sent": planned.sent, "kept": planned.kept, "size": source.size}
-        return Change(summary, (place,), (undo,), transfer=transfer, values=values)
+        similar = seen[0].body if found["partial"] else None
 
-    def result(self, args: DrafterStageArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+        def whole(cancelled: Callable[[], bool]) -> Source:
+            return source if source.digest else _local(args, site, read_source, cancelled=cancelled)
+
+        bring = transfer(source, whole, have, where, planned, similar)
+        values = {"sent": planned.sent, "kept": planned.kept, "size": source.size}
+        return Change(summary, (place,), (undo,), transfer=bring, values=values)
+
+    def result(
+        self, args: DrafterStageArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
+        if done is not None:
+            return {"release": done[0].result["release"], "digest": done[0].result["digest"]}
         found = seen[0].result
-        nothing = {"sent": 0, "kept": found["size"], "size": found["size"]} if found["state"] == "whole" else {}
-        return {"release": found["release"], "digest": found["digest"], **nothing}
+        source = _source(args, found, site)
+        name = source.digest[:SHORT]
+        there = found["there"].get(name) == source.digest
+        nothing = {"sent": 0, "kept": source.size, "size": source.size} if there else {}
+        return {"release": f"{found['top']}/{name}", "digest": source.digest, **nothing}
 
 
 def _releases(args: DrafterStageArgs, site: Site) -> str:
@@ -130,86 +142,19 @@ def _named(args: DrafterStageArgs) -> str:
         raise UsageError(f"{posixpath.basename(path)!r} cannot name the release: {error}", hint="give `name`") from None
 
 
-def _local(args: DrafterStageArgs, site: Site) -> Source:
-    return read_source(site.find("files", str(args.path)), follow_links=args.follow_links)
+def _local(args: DrafterStageArgs, site: Site, read: Callable[..., Source], **more: Any) -> Source:
+    return read(site.find("files", str(args.path)), follow_links=args.follow_links, **more)
+
+
+def _source(args: DrafterStageArgs, found: Mapping[str, Any], site: Site) -> Source:
+    """What is to be staged: read, unless the host has nothing to compare it with; then it is read while it is sent."""
+    if found["source"] is not None:
+        return Source.of(found["source"])
+    compared = found["have"] or found["there"] or (found["partial"] and not found["noted"])
+    return _local(args, site, read_source if compared or site.check else outline_source)
 
 
 def _have(found: Mapping[str, Any], source: Source) -> list[Mapping[str, Any]]:
     """Folders of the host to take from: earlier releases, then the source itself where it lies there."""
     own = [{"path": source.path, "files": source.files, "borrowed": True}] if found["source"] is not None else []
     return [*found["have"], *own]
-
-
-def _transfer(
-    source: Source,
-    have: Sequence[Mapping[str, Any]],
-    where: Mapping[str, Any],
-    planned: Plan,
-    similar: bytes | None,
-) -> Callable[[Host, Progress], None]:
-    """`similar`: digests of blocks, to plan anew with what an interrupted run has left; None if there was none."""
-
-    def transfer(host: Host, progress: Progress) -> None:
-        from opsctl.remote.parts import Part, is_far, send_parts  # only where something is sent
-
-        remote = cast("RemoteHost", host)
-        plan = planned
-        if similar is not None:
-            done = host.call(Call("stage.resume", {**where, "files": source.files})).result
-            plan = source.plan(have, similar, done)
-        borrowed = {one["path"] for one in have if one.get("borrowed")}
-        links, copies = _kept(plan, source, borrowed)
-        folder = host.call(Call("stage.prepare", {**where, "sizes": source.sizes, "links": links})).result["partial"]
-        far = is_far(remote)
-        copying = []
-        if copies:
-            copy = Call("stage.copy", {**where, "copies": copies})
-            copying = remote.send([copy], on_progress=_passed_on(progress))
-        parts = [
-            Part(f"{source.path}/{piece.file}", piece.file, piece.start, piece.end)
-            for sent in plan.sends
-            for piece in source.pieces(sent)
-        ]
-        began = time.monotonic()
-
-        def told(sent: int) -> None:
-            progress(_rate(sent, plan.sent, time.monotonic() - began), sent / plan.sent)
-
-        if parts:
-            send_parts(remote, folder, parts, far=far, on_bytes=told)
-            demand_unchanged(source)
-        for pending in copying:
-            pending.wait()
-
-    return transfer
-
-
-def _kept(planned: Plan, source: Source, borrowed: Set[str]) -> tuple[list[list[str]], list[list[Any]]]:
-    """What is linked and what is copied on the host, as stage.prepare and stage.copy take it.
-
-    A folder that is not ours can be changed by others, so it is copied from and not linked to.
-    """
-    links = [[f"{link.release}/{link.source}", link.target] for link in planned.links if link.release not in borrowed]
-    whole = [
-        Copy(link.release, Range(link.source, 0, link.size), Range(link.target, 0, link.size))
-        for link in planned.links
-        if link.release in borrowed
-    ]
-    pieces = [copy.part(piece) for copy in (*whole, *planned.copies) for piece in source.pieces(copy.target)]
-    return links, [[f"{one.release}/{one.source.file}", one.source.start, *one.target] for one in pieces]
-
-
-def _rate(sent: int, total: int, seconds: float) -> str:
-    """How far it is, how fast, and how long it will take; the first second says little about that."""
-    text = f"{size(sent)} of {size(total)}"
-    if seconds < 1 or sent in (0, total):
-        return text
-    rate = sent / seconds
-    return f"{text}, {size(rate)}/s, {duration((total - sent) / rate)} left"
-
-
-def _passed_on(progress: Progress) -> Callable[[Any, bytes], None]:
-    def passed(data: Any, body: bytes) -> None:
-        progress(str(data.get("text", "")), data.get("fraction"))
-
-    return passed

@@ -40,5 +40,7 @@ class Facts(Module[FactsArgs]):
     def plan(self, args: FactsArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         return None
 
-    def result(self, args: FactsArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(
+        self, args: FactsArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         return dict(seen[0].result)

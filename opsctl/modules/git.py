@@ -89,7 +89,7 @@ class Git(Module[GitArgs]):
         undo = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
         return Change(_summary(args, now, wanted), (call,), (undo,))
 
-    def result(self, args: GitArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(self, args: GitArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
         now = seen[0].result
         local = {
             "local_changes": [entry["path"] for entry in now.get("changed", [])],

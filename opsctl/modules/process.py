@@ -72,7 +72,9 @@ class Process(Module[ProcessArgs]):
         summary = f"restart {args.name} (pid {now['pid']}){reason}" if alive else f"start {args.name}"
         return Change(summary, (*first, _start(args)), undo, _again(args) if alive else ())
 
-    def result(self, args: ProcessArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(
+        self, args: ProcessArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         said = done[-1].result if done else seen[0].result
         return {key: said[key] for key in ("pid", "log", "log_offset", "state") if key in said}
 

@@ -66,7 +66,9 @@ class Service(Module[ServiceArgs]):
         settle = Call("service.resume", {**where, "keep": KEEP, **limit})
         return Change(f"{', '.join(actions)} {args.unit}", (call,), (undo,), (settle,))
 
-    def result(self, args: ServiceArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(
+        self, args: ServiceArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         return {"unit": (done[-1] if done else seen[0]).result}
 
 

@@ -99,7 +99,9 @@ class SglangPatch(Module[SglangPatchArgs]):
         call = patching.making(looked.tree, found.edits, about, found.applied, self._python(args, looked, site))
         return _change(f"apply {few(names)}", looked, found.edits, call)
 
-    def result(self, args: SglangPatchArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(
+        self, args: SglangPatchArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         looked = patching.received(seen[0])
         serving = [r.pid for r in looked.running if r.package == looked.package]
         return {

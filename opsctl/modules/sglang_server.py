@@ -55,7 +55,9 @@ class SglangServer(Module[ServerArgs]):
         kind = UnitServer if server.unit else ContainerServer if server.container else ProcessServer
         return kind(args, server, site, known).change()
 
-    def result(self, args: ServerArgs, seen: Sequence[Reply], done: Sequence[Reply] | None) -> dict[str, Any]:
+    def result(
+        self, args: ServerArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         ready = done[-1].result if done and args.state != "stopped" else {}
         return {key: ready[key] for key in ("seconds", "phases") if key in ready}
 

@@ -148,13 +148,16 @@ class RemoteHost:
         """Another agent of the same user, on its own channel; the caller closes it. Raises Unreachable, AuthFailed."""
         return self._start_agent(self.spec.become)
 
-    def apart(self) -> Callable[[], AgentClient] | None:
-        """As `further_agent`, each on a connection of its own by the system's `ssh`; None where that cannot be."""
-        return self._apart(self.spec.become)
+    def apart(self, name: str) -> Callable[[], AgentClient] | None:
+        """As `further_agent`, on a connection of its own by the system's `ssh`; None where that cannot be.
 
-    def _apart(self, user: str | None) -> Callable[[], AgentClient] | None:
+        Agents that are started under one name, once the first of them has answered, share a connection.
+        """
+        return self._apart(self.spec.become, name)
+
+    def _apart(self, user: str | None, name: str) -> Callable[[], AgentClient] | None:
         with self._starting:
-            argv = self._link.openssh() if self._link else None
+            argv = self._link.openssh(name) if self._link else None
         if argv is None:
             return None
         return lambda: self._start_agent(user, lambda command: LocalStream(f"exec {shlex.join([*argv, command])}"))
@@ -208,8 +211,8 @@ class _Alias(RemoteHost):
     def further_agent(self) -> AgentClient:
         return self._host._start_agent(self._user)
 
-    def apart(self) -> Callable[[], AgentClient] | None:
-        return self._host._apart(self._user)
+    def apart(self, name: str) -> Callable[[], AgentClient] | None:
+        return self._host._apart(self._user, name)
 
     @property
     def alive(self) -> bool:

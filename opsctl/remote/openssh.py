@@ -19,7 +19,7 @@ _ALIAS = "opsctl"  # what the host's key is filed under, in the file that holds 
 _OPTIONS = (
     *("BatchMode=yes", "StrictHostKeyChecking=yes", f"HostKeyAlias={_ALIAS}", "GlobalKnownHostsFile=none"),
     *("UpdateHostKeys=no", "CheckHostIP=no", "PreferredAuthentications=publickey", "IdentitiesOnly=yes"),
-    *("ControlMaster=no", "ControlPath=none", "ClearAllForwardings=yes", "Compression=no", "LogLevel=ERROR"),
+    *("ControlMaster=auto", "ControlPersist=no", "ClearAllForwardings=yes", "Compression=no", "LogLevel=ERROR"),
     *("ConnectTimeout=30", "ServerAliveInterval=15", "TCPKeepAlive=yes"),
     # As ours agrees on; the hybrid ones of OpenSSH take 50 ms of processor time more, on either side.
     "KexAlgorithms=curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256,diffie-hellman-group14-sha256",
@@ -27,8 +27,10 @@ _OPTIONS = (
 )
 
 
-def command(hops: tuple[Hop, ...], key: HostKey, identity: Identity, folder: Path) -> list[str] | None:
+def command(hops: tuple[Hop, ...], key: HostKey, identity: Identity, folder: Path, name: str) -> list[str] | None:
     """The command that connects to the host as we did, None where there is none. What to run there is to follow.
+
+    The first one of a name brings a connection up, those that follow once it works are further sessions of it.
 
     Args:
         key: what the host has shown and was known by.
@@ -46,7 +48,8 @@ def command(hops: tuple[Hop, ...], key: HostKey, identity: Identity, folder: Pat
         login, agent = folder / "id.pub", "SSH_AUTH_SOCK"
         login.write_text(f"{identity.public}\n")
     algorithms = "rsa-sha2-512,rsa-sha2-256" if key.type == "ssh-rsa" else key.type
-    own = (f'UserKnownHostsFile="{known}"', f"HostKeyAlgorithms={algorithms}", f"IdentityAgent={agent}")
+    shared = f'ControlPath="{folder / name}"'
+    own = (shared, f'UserKnownHostsFile="{known}"', f"HostKeyAlgorithms={algorithms}", f"IdentityAgent={agent}")
     options = [word for option in (*_OPTIONS, *own) for word in ("-o", option)]
     to = ["-i", str(login), "-p", str(hop.port), "-l", hop.user, "--", hop.address]
     return [ssh, "-F", "none", "-T", "-a", "-x", *options, *to]

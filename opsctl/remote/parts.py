@@ -12,11 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 from opsctl.agent.chunking import BLOCK
 from opsctl.agent.protocol import Call
-from opsctl.errors import OpsctlError, Unreachable, UsageError
+from opsctl.errors import Unreachable, UsageError
 from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.bulk import FAR
 from opsctl.remote.host import RemoteHost
@@ -27,7 +28,10 @@ LOAD = 4 << 20
 IN_FLIGHT = 2
 MUCH = 64 << 20  # bytes from which on further connections pay: each takes 0.1 s of processor time on both sides
 STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection (MaxSessions)
-APART, APART_FAR = 2, 8  # connections; sshd refuses some from 10 on that have not logged in yet (MaxStartups)
+# Connections. Each costs both sides 0.1 s of processor time, and a further session of one a tenth of that; but what
+# Linux keeps for a sender by default holds a connection to 54 MB/s at 50 ms, little more than one session's window.
+APART, APART_FAR = 2, 4
+SESSIONS_FAR = 2  # of each
 
 
 class Part(NamedTuple):
@@ -53,19 +57,6 @@ def is_far(host: RemoteHost) -> bool:
     return time.monotonic() - began > FAR
 
 
-def send_parts(
-    host: RemoteHost,
-    folder: str,
-    parts: Sequence[Part],
-    *,
-    far: bool,
-    on_bytes: Callable[[int], None] = lambda sent: None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> None:
-    """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError (a file shrank)."""
-    _Sending(host, folder, list(loads(parts)), far, on_bytes, cancelled).run()
-
-
 def loads(parts: Iterable[Part], most: int = LOAD) -> Iterator[list[Part]]:
     """The parts in portions of at most `most` bytes: long ones are divided at blocks, short ones travel together."""
     load: list[Part] = []
@@ -85,110 +76,131 @@ def loads(parts: Iterable[Part], most: int = LOAD) -> Iterator[list[Part]]:
         yield load
 
 
-class _Sending:
-    def __init__(
-        self,
-        host: RemoteHost,
-        folder: str,
-        todo: Sequence[list[Part]],
-        far: bool,
-        on_bytes: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.host, self.folder, self.far = host, folder, far
-        self.on_bytes, self.cancelled = on_bytes, cancelled
-        self.todo = deque(todo)
-        self.sent, self.total = 0, sum(part.size for load in todo for part in load)
-        self.failed: list[BaseException] = []
-        self.refused: list[Unreachable] = []  # streams that did not open, or broke
-        self._connect = host.apart() if self.total >= MUCH else None
-        self._apart_ready = self._apart_wanted = 0
+class Sending:
+    """Streams to a host that begin to connect at once, for what is to be known a little later; close them with `with`.
+
+    Args:
+        size: about how many bytes there will be.
+        far: whether many streams pay, as of is_far.
+    """
+
+    def __init__(self, host: RemoteHost, size: int, *, far: bool) -> None:
+        self._host, self._far = host, far
+        connections = (APART_FAR if far else APART) if size >= MUCH else 0
+        self._starts = [start for n in range(connections) if (start := host.apart(f"data{n}"))]
+        self._sessions = SESSIONS_FAR if far else 1
+        self._working = 0  # streams of connections of their own
+        self._given = threading.Event()  # what is to be sent is known, or that nothing is
+        self._folder, self._todo = "", deque[list[Part]]()
+        self._sent = 0
+        self._on_bytes: Callable[[int], None] = lambda sent: None
+        self._failed: list[BaseException] = []
+        self._refused: list[Unreachable] = []  # streams that did not open, or broke
         self._counting = threading.Lock()
         self._files: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
+        for start in self._starts:
+            self._begin(self._threads, partial(self._apart, start))
 
-    def run(self) -> None:
-        threads: list[threading.Thread] = []
-        try:
-            if self._connect:
-                self._apart_wanted = APART_FAR if self.far else APART
-            self._begin(threads, self._apart, self._apart_wanted)
-            channels = STREAMS_FAR if self.far and not self._connect else STREAMS
-            self._begin(threads, self._channel, min(channels, len(self.todo)))
-            for thread in threads:
-                thread.join()
-            if self.todo and not self.failed and not self.cancelled():  # connections of their own broke after all
-                self._channel()
-        finally:
-            for thread in threads:
-                thread.join()
-            for fd in self._files.values():
-                os.close(fd)
-        if self.failed:
-            raise self.failed[0]
-        if self.cancelled():
-            raise Unreachable("sending was interrupted; it goes on from there next time", where=self.host.name)
-        if self.sent < self.total:
-            raise self.refused[0]
+    def __enter__(self) -> Self:
+        return self
 
-    def _begin(self, threads: list[threading.Thread], work: Callable[[], None], streams: int) -> None:
-        """Have that many more streams: each opens on its own, side by side, as that takes round trips."""
-        for _ in range(streams):
-            threads.append(threading.Thread(target=work, daemon=True))
-            threads[-1].start()
+    def __exit__(self, *_: object) -> None:
+        self._todo.clear()
+        self._given.set()
+        for thread in self._threads:
+            thread.join()
+        for fd in self._files.values():
+            os.close(fd)
+
+    def send(self, folder: str, parts: Iterable[Part], on_bytes: Callable[[int], None] = lambda sent: None) -> None:
+        """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError (one shrank)."""
+        self._folder, self._on_bytes = folder, on_bytes
+        self._todo.extend(loads(parts))
+        total = sum(part.size for load in self._todo for part in load)
+        self._given.set()
+        channels = STREAMS_FAR if self._far and not self._starts else STREAMS
+        for _ in range(min(channels, len(self._todo))):
+            self._begin(self._threads, self._channel)
+        for thread in self._threads:
+            thread.join()
+        if self._todo and not self._failed:  # connections of their own broke after all
+            self._channel()
+        if self._failed:
+            raise self._failed[0]
+        if self._sent < total:
+            raise self._refused[0]
+
+    def _begin(self, threads: list[threading.Thread], work: Callable[[], None]) -> None:
+        """Have one more stream: each opens on its own, side by side, as that takes round trips."""
+        threads.append(threading.Thread(target=work, daemon=True))
+        threads[-1].start()
 
     def _channel(self) -> None:
-        """Send over a channel of our connection until half of the connections of their own do."""
-        self._stream(self.host.further_agent, lambda: 0 < self._apart_wanted <= 2 * self._apart_ready)
+        """Send over a channel of our connection until half of the streams of other connections do."""
+        wanted = len(self._starts) * self._sessions
+        self._stream(self._host.further_agent, enough=lambda: 0 < wanted <= 2 * self._working)
 
-    def _apart(self) -> None:
-        """Send over a connection of its own, once that works."""
-        self._stream(self._connected, lambda: False)
+    def _apart(self, start: Callable[[], AgentClient]) -> None:
+        """Send over a connection of its own, and over further sessions of it once it works."""
+        sessions: list[threading.Thread] = []
 
-    def _connected(self) -> AgentClient:
-        assert self._connect
-        agent = self._connect()
-        try:
+        def works(agent: AgentClient) -> None:
             agent.send([Call("arrival.nothing")])[0].wait()
-        except OpsctlError:
-            agent.close()
-            raise
-        with self._counting:
-            self._apart_ready += 1
-        return agent
+            self._works(agent)
+            for _ in range(1, self._sessions):
+                self._begin(sessions, partial(self._stream, start, self._works))
 
-    def _stream(self, start: Callable[[], AgentClient], enough: Callable[[], bool]) -> None:
+        self._stream(start, works, sessions=sessions)
+
+    def _works(self, agent: AgentClient) -> None:
+        with self._counting:
+            self._working += 1
+
+    def _stream(
+        self,
+        start: Callable[[], AgentClient],
+        works: Callable[[AgentClient], None] = lambda agent: None,
+        enough: Callable[[], bool] = lambda: False,
+        sessions: Sequence[threading.Thread] = (),
+    ) -> None:
+        """Send over an agent until there is `enough`; `sessions` need its connection."""
         try:
             agent = start()
             try:
+                works(agent)
                 self._send(agent, enough)
             finally:
+                for thread in sessions:
+                    thread.join()
                 agent.close()
         except Unreachable as error:  # fewer streams do as well
-            self.refused.append(error)
+            self._refused.append(error)
         except BaseException as error:  # noqa: BLE001  whatever ends a thread, `run` raises it
-            self.failed.append(error)
+            self._failed.append(error)
 
     def _send(self, agent: AgentClient, enough: Callable[[], bool]) -> None:
         flying: deque[tuple[Pending, list[Part]]] = deque()
         load: list[Part] = []
         try:
-            while not (self.failed or self.cancelled() or enough()):
+            self._given.wait()
+            while not (self._failed or enough()):
                 try:
-                    load = self.todo.popleft()
+                    load = self._todo.popleft()
                 except IndexError:
                     break
-                flying.append((self._sent(agent, load), load))
+                flying.append((self._launched(agent, load), load))
                 load = []
                 if len(flying) >= IN_FLIGHT:
                     self._landed(flying)
             while flying:
                 self._landed(flying)
         except Unreachable:
-            self.todo.extend([*(one for _, one in flying), *([load] if load else [])])  # for others to send
+            self._todo.extend([*(one for _, one in flying), *([load] if load else [])])  # for others to send
             raise
 
-    def _sent(self, agent: AgentClient, load: list[Part]) -> Pending:
-        args = {"folder": self.folder, "parts": [[part.name, part.start, part.end] for part in load]}
+    def _launched(self, agent: AgentClient, load: list[Part]) -> Pending:
+        args = {"folder": self._folder, "parts": [[part.name, part.start, part.end] for part in load]}
         try:
             return agent.send_files(
                 Call("arrival.receive", args), [(self._file(part), part.start, part.size) for part in load]
@@ -201,8 +213,8 @@ class _Sending:
         pending.wait()
         flying.popleft()
         with self._counting:
-            self.sent += sum(part.size for part in load)
-            self.on_bytes(self.sent)
+            self._sent += sum(part.size for part in load)
+            self._on_bytes(self._sent)
 
     def _file(self, part: Part) -> int:
         with self._counting:

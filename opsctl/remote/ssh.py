@@ -90,14 +90,14 @@ class Link:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
         return SshStream(channel)
 
-    def openssh(self) -> list[str] | None:
+    def openssh(self, name: str) -> list[str] | None:
         """A command that connects once more, as openssh.command gives it, destination included."""
         from opsctl.remote import openssh  # only where a lot is sent
 
         if self._identity is None or self.host_key is None:
             return None
         self._folder = self._folder or tempfile.TemporaryDirectory(prefix="opsctl-", ignore_cleanup_errors=True)
-        return openssh.command(self._hops, self.host_key, self._identity, Path(self._folder.name))
+        return openssh.command(self._hops, self.host_key, self._identity, Path(self._folder.name), name)
 
     def close(self) -> None:
         if self._folder:

@@ -112,11 +112,11 @@ class Play:
         """What `register` would get. An unchanged task leaves no step behind."""
         module, parsed, seen, change = self.plan(name, **args)
         if change is None:
-            return {"changed": False, **module.result(parsed, seen, None)}
+            return {"changed": False, **module.result(parsed, seen, None, self.site)}
         blobs = self.folder / f"step-{len(self.steps)}"
         self.steps.append((blobs, change))
         done = [calls.invoke(call.name, call.args, InProcess(call.body, blobs)) for call in change.calls]
-        return {"changed": True, **module.result(parsed, seen, done)}
+        return {"changed": True, **module.result(parsed, seen, done, self.site)}
 
     def rollback(self) -> None:
         for blobs, change in reversed(self.steps):

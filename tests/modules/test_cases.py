@@ -77,7 +77,7 @@ def test_plan(name: str, case: dict[str, Any], tmp_path: Path) -> None:
             shown = {d.path: [_text(d.before), _text(d.after)] for d in change.diffs}
             assert shown == case["shows"]
     if "result" in case:
-        assert module.result(args, seen, None) == case["result"]
+        assert module.result(args, seen, None, here) == case["result"]
 
 
 def _text(content: bytes | None) -> str | None:

@@ -33,26 +33,26 @@ class Staging:
     def __init__(self, host: RemoteHost, top: Path) -> None:
         self.host, self.top, self.module = host, top, modules.get("drafter_stage")
         self.runs = 0
+        self.site = site({"sglang": {"weights_root": str(top)}}, project=Path("/"))
 
     def plan(self, **args: Any) -> tuple[Any, list[Reply], Change | None]:
         assert isinstance(self.module, Module)
         parsed = self.module.args.model_validate({"name": "draft", **args})
-        at = site({"sglang": {"weights_root": str(self.top)}}, project=Path("/"))
-        seen = self.host.batch(self.module.observe(parsed, at))
-        return parsed, seen, self.module.plan(parsed, seen, at)
+        seen = self.host.batch(self.module.observe(parsed, self.site))
+        return parsed, seen, self.module.plan(parsed, seen, self.site)
 
     def run(self, during: Callable[[str], None] = lambda text: None, **args: Any) -> dict[str, Any]:
         assert isinstance(self.module, Module)
         parsed, seen, change = self.plan(**args)
         if change is None:
-            return {"changed": False, **self.module.result(parsed, seen, None)}
+            return {"changed": False, **self.module.result(parsed, seen, None, self.site)}
         assert change.transfer is not None
         change.transfer(self.host, lambda text, fraction: during(text))
         self.runs += 1
         self.host.call(Call("journal.begin", {"run": f"r{self.runs}", "meta": {}}))
         step = journal.apply(f"r{self.runs}", 0, "stage", change.calls, change.undo, change.settle)
         done = journal.replies(self.host.call(step))
-        return {"changed": True, **change.values, **self.module.result(parsed, seen, done)}
+        return {"changed": True, **change.values, **self.module.result(parsed, seen, done, self.site)}
 
     def rollback(self) -> dict[str, Any]:
         return dict(self.host.call(Call("journal.rollback", {"run": f"r{self.runs}", "why": "test"})).result)

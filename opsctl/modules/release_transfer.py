@@ -1,0 +1,119 @@
+"""How a draft model travels: what of it is linked, copied and sent, while its digests may still be computed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, cast
+
+from opsctl.agent.protocol import Call
+from opsctl.drafter.chunks import Copy, Plan, Range
+from opsctl.drafter.staging import Source, demand_unchanged
+from opsctl.modules.contract import Host, Progress
+from opsctl.text import duration, size
+
+if TYPE_CHECKING:
+    from opsctl.remote.host import RemoteHost
+
+
+def transfer(
+    source: Source,
+    whole: Callable[[Callable[[], bool]], Source],
+    have: Sequence[Mapping[str, Any]],
+    where: Mapping[str, Any],
+    planned: Plan,
+    similar: bytes | None,
+) -> Callable[[Host, Progress], None]:
+    """What brings the source to the host.
+
+    Args:
+        whole: gives the source with its digests, until it is cancelled.
+        similar: digests of blocks, to plan anew with what an interrupted run has left; None if there was none.
+    """
+
+    def bring(host: Host, progress: Progress) -> None:
+        from opsctl.remote.parts import Part, Sending, is_far  # only where something is sent
+
+        remote = cast("RemoteHost", host)
+        with Sending(remote, planned.sent, far=bool(planned.sent) and is_far(remote)) as sending:
+            plan = planned
+            if similar is not None:
+                done = host.call(Call("stage.resume", {**where, "files": source.files})).result
+                plan = source.plan(have, similar, done)
+            borrowed = {one["path"] for one in have if one.get("borrowed")}
+            links, copies = _kept(plan, source, borrowed)
+            made = host.call(Call("stage.prepare", {**where, "sizes": source.sizes, "links": links})).result
+            copying = []
+            if copies:
+                copy = Call("stage.copy", {**where, "copies": copies})
+                copying = remote.send([copy], on_progress=_passed_on(progress))
+            parts = [
+                Part(f"{source.path}/{piece.file}", piece.file, piece.start, piece.end)
+                for sent in plan.sends
+                for piece in source.pieces(sent)
+            ]
+            began = time.monotonic()
+
+            def on_bytes(sent: int) -> None:
+                progress(*_rate(sent, plan.sent, time.monotonic() - began))
+
+            with _told(whole, host, where):
+                if parts:
+                    sending.send(made["partial"], parts, on_bytes)
+                    demand_unchanged(source)
+                for pending in copying:
+                    pending.wait()
+
+    return bring
+
+
+@contextlib.contextmanager
+def _told(whole: Callable[[Callable[[], bool]], Source], host: Host, where: Mapping[str, Any]) -> Iterator[None]:
+    """Tell the host what the release is to hold, while that is sent: the source may have to be read for it."""
+    stopped = threading.Event()
+
+    def tell() -> None:
+        source = whole(stopped.is_set)
+        host.call(Call("stage.expect", {**where, "digest": source.digest, "files": source.files}))
+
+    with ThreadPoolExecutor(1) as beside:
+        telling = beside.submit(tell)
+        try:
+            yield
+            telling.result()
+        finally:
+            stopped.set()
+
+
+def _kept(planned: Plan, source: Source, borrowed: Set[str]) -> tuple[list[list[str]], list[list[Any]]]:
+    """What is linked and what is copied on the host, as stage.prepare and stage.copy take it.
+
+    A folder that is not ours can be changed by others, so it is copied from and not linked to.
+    """
+    links = [[f"{link.release}/{link.source}", link.target] for link in planned.links if link.release not in borrowed]
+    whole = [
+        Copy(link.release, Range(link.source, 0, link.size), Range(link.target, 0, link.size))
+        for link in planned.links
+        if link.release in borrowed
+    ]
+    pieces = [copy.part(piece) for copy in (*whole, *planned.copies) for piece in source.pieces(copy.target)]
+    return links, [[f"{one.release}/{one.source.file}", one.source.start, *one.target] for one in pieces]
+
+
+def _rate(sent: int, total: int, seconds: float) -> tuple[str, float]:
+    """How far it is, how fast, and how long it will take; the first second says little about that."""
+    text = f"{size(sent)} of {size(total)}"
+    if seconds >= 1 and sent not in (0, total):
+        rate = sent / seconds
+        text += f", {size(rate)}/s, {duration((total - sent) / rate)} left"
+    return text, sent / total
+
+
+def _passed_on(progress: Progress) -> Callable[[Any, bytes], None]:
+    def passed(data: Any, body: bytes) -> None:
+        progress(str(data.get("text", "")), data.get("fraction"))
+
+    return passed
