@@ -20,22 +20,33 @@ def history(
     inventory: InventoryOption = None,
     host: HostOption = None,
     limit: Annotated[int, typer.Option("--count", "-n", min=1, help="How many runs to show.")] = 20,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Also the runs that were made from here for other inventories.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> int:
-    """Past runs: those made from here, or with --host those that hosts know of, whoever made them.
+    """Past runs: those made from here with this inventory, or with --host those that hosts know of, whoever made them.
 
     Example: opsctl history --host blackwell
     """
-    rows, code = _of_hosts(inventory, host, limit) if host else (_of_this_machine(limit), Exit.DONE)
+    others = 0
+    if host:
+        rows, code = _of_hosts(inventory, host, limit)
+    else:
+        (rows, others), code = _of_this_machine(inventory, limit, everything=everything), Exit.DONE
     if as_json:
         typer.echo(json.dumps({"runs": rows}, indent=2))
         return code
     if not rows and code is Exit.DONE:
         typer.echo("no run is recorded here" if host is None else "no run is known there")
+    mixed = len({row.get("inventory") for row in rows}) > 1
     for row in rows:
         where = f"{row['host']}  " if "host" in row else ""
         hosts = f" on {few(row['hosts'])}" if "hosts" in row else f" by {row['who']}"
-        typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {_end(row)}"))
+        project = f" (of {row['inventory']})" if mixed and row.get("inventory") else ""
+        typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {_end(row)}{project}"))
+    if others:
+        typer.echo(f"{others} {'run' if others == 1 else 'runs'} of other inventories: opsctl history --all", err=True)
     return code
 
 
@@ -45,19 +56,24 @@ def _end(row: dict[str, Any]) -> str:
     return end + (f", undone later{f' on {few(undone)}' if others else ''}" if undone else "")
 
 
-def _of_this_machine(limit: int) -> list[dict[str, Any]]:
-    from opsctl.report.record import names, read, undone
+def _of_this_machine(inventory: str | None, limit: int, *, everything: bool) -> tuple[list[dict[str, Any]], int]:
+    """The runs of the project one is in (of all, where that is none), and how many there are of others."""
+    from opsctl.inventory.load import find, known_as
+    from opsctl.report.record import known_of, names, read, undone
 
+    project = None if everything else known_as(find(inventory))
+    known, others = known_of(project) if project else (names(), 0)
     rows = []
-    for name in names()[:limit]:
+    for name in known[:limit]:
         record = read(name)
         started, ended = record.started, record.ended or {}
         rows.append({
             "run": name, "started": started.get("started", "?"), "playbook": started.get("playbook", "?"),
             "hosts": list(started.get("hosts", ())), "outcome": ended.get("outcome", "did not finish"),
             "exit_code": ended.get("exit_code"), "undone": sorted(undone(name)),
+            "inventory": started.get("inventory"),
         })  # fmt: skip
-    return rows
+    return rows, others
 
 
 def _of_hosts(inventory: str | None, host: str, limit: int) -> tuple[list[dict[str, Any]], Exit]:

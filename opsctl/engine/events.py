@@ -66,6 +66,7 @@ class RunStarted(Event):
     started: str  # wall clock, ISO 8601
     version: str
     variables: dict[str, Any]
+    inventory: str | None  # its full path, by which the runs of one project are told from another's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -28,6 +28,7 @@ from opsctl.engine.tasks import Play, Playbook, straight
 from opsctl.engine.templating import At
 from opsctl.errors import Exit, OpsctlError, RemoteError, UsageError
 from opsctl.inventory import Inventory, InventoryHost
+from opsctl.inventory.load import known_as
 from opsctl.secret import masked
 from opsctl.text import few
 from opsctl.yaml_source import Source
@@ -54,9 +55,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is going to do."""
+    """What a run is going to do. `inventory`: the full path of the file, None where there is none."""
 
     playbook: Playbook
+    inventory: str | None
     run: str
     stages: tuple[Stage, ...]
 
@@ -101,7 +103,7 @@ def plan(options: Options, inventory: Inventory) -> Plan:
         for host in stage.hosts:
             around = Surroundings(host.name, playbook.path, options.check, stage.given)
             preflight.check(stage.play, stage.chosen, stage.layers[host.name], around)
-    return Plan(playbook, run, stages)
+    return Plan(playbook, known_as(inventory.file), run, stages)
 
 
 def _hosts(play: Play, inventory: Inventory, limit: Collection[str] | None) -> tuple[InventoryHost, ...]:
@@ -163,7 +165,8 @@ def execute(
     fleet = Fleet(info, emit, clock, connections, options.at_once)
     names = tuple(h.name for h in plan.hosts)
     emit(RunStarted(at=0.0, run=plan.run, playbook=plan.playbook.name, hosts=names, check=options.check,
-                    started=meta["since"], version=__version__, variables=meta["vars"]))  # fmt: skip
+                    started=meta["since"], version=__version__, variables=meta["vars"],
+                    inventory=plan.inventory))  # fmt: skip
     watcher = threading.Thread(target=_cancel_when, args=(stop, fleet), daemon=True)
     watcher.start()
     try:

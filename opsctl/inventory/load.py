@@ -32,6 +32,11 @@ def find(path: str | Path | None = None) -> Path | None:
     return None
 
 
+def known_as(file: str | Path | None) -> str | None:
+    """The full path of an inventory file, by which the runs of one project are told from another's."""
+    return str(Path(file).resolve()) if file else None
+
+
 def load(path: str | Path | None = None) -> Inventory:
     """The inventory at `path` (see `find`). Without any file, an inventory that takes names as SSH destinations.
 

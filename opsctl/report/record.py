@@ -111,6 +111,23 @@ def names() -> list[str]:
     return sorted((path.stem for path in folder().glob("*.jsonl")), reverse=True)
 
 
+def known_of(inventory: str) -> tuple[list[str], int]:
+    """The recorded runs of the project that has this inventory, the newest first; and how many there are of others."""
+    known = names()
+    own = [name for name in known if _inventory(name) == inventory]
+    return own, len(known) - len(own)
+
+
+def _inventory(run: str) -> str | None:
+    """What a record's first line says, which is short where the whole may be long."""
+    with (folder() / f"{run}.jsonl").open(encoding="utf-8") as file:
+        try:
+            found = json.loads(file.readline()).get("inventory")
+        except ValueError:
+            return None  # the controller died while writing it
+    return found if isinstance(found, str) else None
+
+
 def read(run: str) -> Record:
     """A record, by the run's name or its unambiguous beginning; `last` is the newest. Raises UsageError."""
     known = names()

@@ -136,6 +136,28 @@ def test_history_show_report_and_rollback(project: Project, cli: Cli) -> None:
     assert json.loads(cli("history", "--host", "here", "--json").out)["runs"][0]["outcome"] == "rolled-back"
 
 
+def test_history_is_that_of_the_project_one_is_in(project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    (project.folder / "other").mkdir()
+    other = Project(project.folder / "other")
+    other.write(PLAY, "theirs.yaml")
+    monkeypatch.chdir(other.out)  # below the project's folder, as one may be anywhere in a checkout
+    cli("run", "../theirs.yaml")
+
+    def listed(*words: str) -> list[str]:
+        return [run["playbook"] for run in json.loads(cli("history", "--json", *words).out)["runs"]]
+
+    assert listed() == ["theirs"]
+    assert listed("-i", "../../inventory.yaml") == ["play"]
+    assert sorted(listed("--all")) == ["play", "theirs"]
+    said = cli("history")
+    assert "theirs on here" in said.out
+    assert "play on" not in said.out
+    assert "1 run of other inventories: opsctl history --all" in said.err
+    assert f"(of {project.folder}/inventory.yaml)" in cli("history", "--all").out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
