@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
-from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable
+from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import Stream
 from opsctl.text import one_line
@@ -100,8 +101,11 @@ class AgentClient:
             self._write(data)
         return sent
 
-    def send_files(self, call: Call, ranges: Sequence[tuple[int, int, int]]) -> Pending:
-        """Send a call with ranges of open files (file, start, count) as its body. Raises EOFError: one is shorter."""
+    def send_files(self, call: Call, ranges: Sequence[tuple[str, int, int]]) -> Pending:
+        """Send a call with ranges of files (path, start, count) as its body.
+
+        Raises UsageError: one cannot be read, or is shorter. Then the agent is of no use any more.
+        """
         with self._sending:
             self._numbers += 1
             pending = Pending(self, self._numbers, call)
@@ -112,15 +116,28 @@ class AgentClient:
                     raise self._dead
                 self._pending[pending.number] = pending
             self._write(bundle.load_frames([call], self._known) + head)
-            for file, start, count in ranges:
-                try:
-                    self._stream.send_file(file, start, count, LOST_AFTER)
-                except EOFError:
-                    self.end(Unreachable("a file became shorter while it was sent", where=self._name))
-                    raise
-                except (OSError, ValueError) as error:
-                    self._lost(error)
+            try:
+                for path, start, count in ranges:
+                    self._write_range(path, start, count)
+            except UsageError as error:
+                self.end(Unreachable(error.message, where=self._name))
+                raise
+            except (OSError, ValueError) as error:
+                self._lost(error)
         return pending
+
+    def _write_range(self, path: str, start: int, count: int) -> None:
+        """One file is open at a time: there may be more of them than a process may have open."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        try:
+            self._stream.send_file(file, start, count, LOST_AFTER)
+        except EOFError:
+            raise UsageError(f"{path} became shorter while it was being sent") from None
+        finally:
+            os.close(file)
 
     def wait(self, pending: Pending, timeout: float | None) -> Reply | OpsctlError:
         """The outcome of a call, reading for everybody meanwhile."""

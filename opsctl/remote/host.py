@@ -67,7 +67,11 @@ class RemoteHost:
 
     def prepare(self) -> None:
         """Start the agent if it is not there yet. Raises Unreachable, AuthFailed."""
-        self._agent(self.spec.become)
+        self.agent()
+
+    def agent(self) -> AgentClient:
+        """The agent that calls go to; never closed by whoever asks for it. Raises Unreachable, AuthFailed."""
+        return self._agent(self.spec.become)
 
     def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
         """One call, one round trip. Raises RemoteError, Locked, Unreachable."""
@@ -101,7 +105,7 @@ class RemoteHost:
         on_progress: OnProgress | None = None,
     ) -> list[Pending]:
         """Send calls in one write without waiting; they start once those in `after` have ended."""
-        return self._agent(self.spec.become).send(calls, after=after, on_progress=on_progress)
+        return self.agent().send(calls, after=after, on_progress=on_progress)
 
     def as_user(self, user: str | None) -> RemoteHost:
         """The same connection with an agent of another user, started at the first call. Close the original only."""

@@ -7,7 +7,6 @@ once, carry until those have connected, and everything where they cannot.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from typing import NamedTuple, Self
 
 from opsctl.agent.chunking import BLOCK
 from opsctl.agent.protocol import Call
-from opsctl.errors import Unreachable, UsageError
+from opsctl.errors import Unreachable
 from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.bulk import FAR
 from opsctl.remote.host import RemoteHost
@@ -95,9 +94,7 @@ class Sending:
         self._sent = 0
         self._on_bytes: Callable[[int], None] = lambda sent: None
         self._failed: list[BaseException] = []
-        self._refused: list[Unreachable] = []  # streams that did not open, or broke
         self._counting = threading.Lock()
-        self._files: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
         for start in self._starts:
             self._begin(self._threads, partial(self._apart, start))
@@ -110,26 +107,20 @@ class Sending:
         self._given.set()
         for thread in self._threads:
             thread.join()
-        for fd in self._files.values():
-            os.close(fd)
 
     def send(self, folder: str, parts: Iterable[Part], on_bytes: Callable[[int], None] = lambda sent: None) -> None:
-        """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError (one shrank)."""
+        """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError."""
         self._folder, self._on_bytes = folder, on_bytes
         self._todo.extend(loads(parts))
-        total = sum(part.size for load in self._todo for part in load)
         self._given.set()
         channels = STREAMS_FAR if self._far and not self._starts else STREAMS
         for _ in range(min(channels, len(self._todo))):
             self._begin(self._threads, self._channel)
         for thread in self._threads:
             thread.join()
-        if self._todo and not self._failed:  # connections of their own broke after all
-            self._channel()
         if self._failed:
             raise self._failed[0]
-        if self._sent < total:
-            raise self._refused[0]
+        self._send(self._host.agent())  # what is left if none opened (MaxSessions 1), or all broke
 
     def _begin(self, threads: list[threading.Thread], work: Callable[[], None]) -> None:
         """Have one more stream: each opens on its own, side by side, as that takes round trips."""
@@ -174,12 +165,12 @@ class Sending:
                 for thread in sessions:
                     thread.join()
                 agent.close()
-        except Unreachable as error:  # fewer streams do as well
-            self._refused.append(error)
-        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `run` raises it
+        except Unreachable:
+            pass  # fewer streams do as well; what this one has not brought over is for others to send
+        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
             self._failed.append(error)
 
-    def _send(self, agent: AgentClient, enough: Callable[[], bool]) -> None:
+    def _send(self, agent: AgentClient, enough: Callable[[], bool] = lambda: False) -> None:
         flying: deque[tuple[Pending, list[Part]]] = deque()
         load: list[Part] = []
         try:
@@ -193,7 +184,7 @@ class Sending:
                 load = []
                 if len(flying) >= IN_FLIGHT:
                     self._landed(flying)
-            while flying:
+            while flying and not self._failed:
                 self._landed(flying)
         except Unreachable:
             self._todo.extend([*(one for _, one in flying), *([load] if load else [])])  # for others to send
@@ -201,12 +192,7 @@ class Sending:
 
     def _launched(self, agent: AgentClient, load: list[Part]) -> Pending:
         args = {"folder": self._folder, "parts": [[part.name, part.start, part.end] for part in load]}
-        try:
-            return agent.send_files(
-                Call("arrival.receive", args), [(self._file(part), part.start, part.size) for part in load]
-            )
-        except EOFError:
-            raise UsageError(f"{load[0].source} became shorter while it was being sent") from None
+        return agent.send_files(Call("arrival.receive", args), [(part.source, part.start, part.size) for part in load])
 
     def _landed(self, flying: deque[tuple[Pending, list[Part]]]) -> None:
         pending, load = flying[0]
@@ -215,12 +201,3 @@ class Sending:
         with self._counting:
             self._sent += sum(part.size for part in load)
             self._on_bytes(self._sent)
-
-    def _file(self, part: Part) -> int:
-        with self._counting:
-            if part.source not in self._files:
-                try:
-                    self._files[part.source] = os.open(part.source, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise UsageError(f"cannot read {part.source}: {error.strerror}") from None
-            return self._files[part.source]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 from opsctl.agent import stage
 from opsctl.agent.protocol import Context
 from opsctl.errors import OpsctlError, RemoteError
-from opsctl.remote.host import RemoteHost
+from opsctl.remote.host import RemoteHost, connect
 from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter
 from tests.proxy import Proxy
-from tests.sshd import Sshd
+from tests.sshd import Sshd, children
 
 KILLED = 9
 
@@ -85,6 +86,43 @@ def test_a_cut_while_the_host_copies_what_it_has(
     staging.runs = 1
     result = staging.run(path=str(tuned))
     assert contents(result["release"]) == contents(tuned)
+
+
+def test_what_is_left_goes_over_the_one_session_there_is_when_all_streams_are_gone(state: Path, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    (source / "more.bin").write_bytes(os.urandom(96 * MIB))
+    (tmp_path / "sshd").mkdir()
+    server = Sshd(tmp_path / "sshd", "MaxSessions 1")
+    server.start()
+    killed: set[int] = set()
+
+    def kill(text: str) -> None:
+        if " MiB of " in text and float(text.split()[0]) >= 20:
+            for pid in children(os.getpid()):
+                if Path(f"/proc/{pid}/comm").read_text() == "ssh\n":
+                    os.kill(pid, KILLED)
+                    killed.add(pid)
+
+    try:
+        with connect(server.spec(state_dir=str(state))) as host:
+            result = Staging(host, tmp_path / "weights").run(kill, path=str(source))
+    finally:
+        server.stop()
+    assert len(killed) == 2
+    assert contents(result["release"]) == contents(source)
+
+
+def test_more_files_than_a_process_may_have_open(host: RemoteHost, tmp_path: Path) -> None:
+    source = drafter(tmp_path / "source")
+    for number in range(300):
+        (source / f"{number}.txt").write_text(str(number))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 150, hard))
+    try:
+        result = Staging(host, tmp_path / "weights").run(path=str(source))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert contents(result["release"]) == contents(source)
 
 
 class _Dies(Context):
