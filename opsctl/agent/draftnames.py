@@ -20,22 +20,29 @@ _OF_A_LAYER = re.compile(r"(^|\.)(midlayer|layers\.\d+)\.")
 
 def told(path: str) -> Dict[str, Any]:
     """{path, architectures, layers}: `layers` are names of its layers' tensors, None where they cannot be read here."""
-    folder = os.path.expanduser(path)
-    return {"path": path, "architectures": architectures(path), "layers": _layers(folder)}
+    return {"path": path, "architectures": architectures(path), "layers": _layers(path)}
 
 
 def architectures(model: Optional[str]) -> List[str]:
     """The model classes that a folder's config.json names; none where it cannot be told."""
     try:
-        with opened(os.path.join(os.path.expanduser(model or ""), "config.json")) as stream:
+        with opened(os.path.join(_folder(model or ""), "config.json")) as stream:
             config = json.loads(whole(stream, _CONFIG_LIMIT))
         return [str(name) for name in config["architectures"]]
     except (*_UNREADABLE, TypeError, KeyError):
         return []
 
 
-def _layers(folder: str) -> Optional[List[str]]:
+def _folder(path: str) -> str:
+    folder = os.path.expanduser(path)
+    if not os.path.isabs(folder):
+        raise ValueError("a name on a hub, or relative to a folder that is not known")
+    return folder
+
+
+def _layers(path: str) -> Optional[List[str]]:
     try:
+        folder = _folder(path)
         files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
         names = [name for file in files for name in _header(os.path.join(folder, file))]
     except (*_UNREADABLE, struct.error):

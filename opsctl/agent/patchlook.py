@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import draftnames, serverargv, servers, source
+from opsctl.agent import draftnames, modelpath, serverargv, servers, source
 from opsctl.agent.protocol import AgentError, Context, Reply
 
 
@@ -21,12 +21,13 @@ def look(
     python: Optional[str] = None,
     path: Optional[str] = None,
     drafter: Optional[str] = None,
+    cwd: Optional[str] = None,
 ) -> Reply:
     """`source.gather` of the tree, with the servers of the host and what they import. Without `root`: the tree served.
 
     The classes of the target's config.json are gathered too: `model`, or what the server on `port` serves.
     `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
-    `drafter`: folder of the draft model, where no server runs that names one.
+    `drafter`: folder of the draft model, where no server runs that names one. `cwd`: where a server would be started.
     Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path],
     drafter: as draftnames.told | None}.
     """
@@ -41,9 +42,9 @@ def look(
         raise AgentError(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
-    argv = serving["argv"] if serving else []
-    architectures = draftnames.architectures(model or serverargv.value(argv, serverargv.MODEL))
-    drafter = serverargv.value(argv, serverargv.DRAFTER) or drafter
+    running = serving or {"model": None, "drafter": None}
+    architectures = draftnames.architectures(modelpath.placed(model, cwd) or running["model"])
+    drafter = running["drafter"] or modelpath.placed(drafter, cwd)
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
     asking.finish()
     top = os.path.join(reply.result["root"], reply.result["prefix"])

@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import interpreter, pids, serverargv, unitname
+from opsctl.agent import interpreter, modelpath, pids, serverargv, unitname
 from opsctl.agent.protocol import Context
 
 # Settings that bear on what a server does; none of them holds a secret.
@@ -26,8 +26,9 @@ _MOST_FILES = 20000
 def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
-    {pid, start, members, argv, started, now, user, session, cwd, python, own, environment, unit, user_unit, container,
-    log, log_size, boot}: times are in seconds since the epoch, start in clock ticks since boot; members are the pids of
+    {pid, start, members, argv, model, drafter, started, now, user, session, cwd, python, own, environment, unit,
+    user_unit, container, log, log_size, boot}: model and drafter are those that its command
+    names, from its cwd; times are in seconds since the epoch, start in clock ticks since boot; members are the pids of
     the server; own tells whether our user or root started it; unit and container as the control group names them,
     user_unit if it is one of a user's own systemd; log is the file that standard output goes to; environment is None
     where we may not read it. With `locate` also {package, newest, newest_file}: the folder of the `sglang` package that
@@ -65,16 +66,19 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
     group = pids.group_of(pid)
     unit, user_unit = unitname.of(group)
     log = _log(pid)
+    cwd = _link(pid, "cwd")
     return {
         "pid": pid,
         "start": process.start,
         "parent": process.parent,
         "session": process.session,
         "argv": serverargv.masked(argv),
+        "model": modelpath.placed(serverargv.value(argv, serverargv.MODEL), cwd),
+        "drafter": modelpath.placed(serverargv.value(argv, serverargv.DRAFTER), cwd),
         "started": _began(process),
         "now": time.time(),
         "user": _user(pid),
-        "cwd": _link(pid, "cwd"),
+        "cwd": cwd,
         "python": _python(pid, argv),
         "own": _own(pid),
         "environment": None

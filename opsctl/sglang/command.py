@@ -59,6 +59,11 @@ def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
     return changed
 
 
+def folder(settings: Mapping[str, Any]) -> str:
+    """Where opsctl starts the server: what is relative in its command is so to this."""
+    return str(settings.get("checkout") or "/")
+
+
 def releases(settings: Mapping[str, Any]) -> str | None:
     """The folder of drafter releases on the host; None where the inventory does not say."""
     root = settings.get("weights_root")

@@ -7,6 +7,7 @@ command line, the package it imported) takes a second one.
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,8 @@ class _Meeting:
             wanted["package"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
         started = launch.parse(words) if words else None
         model = (started.model if started else None) or model
+        if model and model.startswith("."):
+            model = posixpath.normpath(posixpath.join(command.folder(self.settings), model))
         if _is_path(model):
             wanted["target"] = _config_of(str(model))
         if checkout:
@@ -85,7 +88,7 @@ class _Meeting:
         if process is not None and words is None:
             started = launch.parse(process["argv"])
             environment = process["environment"] or {}
-            model = (started.model if started else None) or model
+            model = process["model"] or model
         target = self._target(answers.get("target"), model)
         root = str(checkout) if checkout else self._root(process, answers.get("package"))
         known = self._facts(answers.get("source"), root, target)

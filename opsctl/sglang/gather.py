@@ -7,6 +7,7 @@ its source, once the target's class is known. Between the first two, the server 
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ Ask = Callable[[Sequence[Call]], Sequence[Reply | Exception]]
 
 _LOG_TAIL = 32 << 20  # bytes: a third of a second to read, and weeks of decode lines at the default interval
 _CONFIG_LIMIT = 4 << 20
+_ROOTED = "/~"  # what a path begins with that means the same in every working folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +92,20 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     # The log tells the settings of a server that is not there any more.
     dead = _scan(ask, log_path, 0, notes) if log_path and not process else None
     told = dict(dead.starts[-1].flags) if dead and dead.starts else {}
-    draft = _first(
-        asked.drafter,
+    cwd = process["cwd"] if process else None
+    draft = asked.drafter or _placed(
+        cwd,
         info.speculative_draft_model_path if info else None,
-        started.draft_model if started else None,
+        process["drafter"] if process else None,
         told.get("speculative_draft_model_path"),
     )
-    target = _first(
-        asked.target, info.model_path if info else None, started.model if started else None, told.get("model_path")
+    target = asked.target or _placed(
+        cwd, info.model_path if info else None, process["model"] if process else None, told.get("model_path")
     )
     wanted: dict[str, Call] = {}
-    if target:
+    if target and (asked.target or _known("target", target, notes)):
         wanted["target"] = Call("files.read", {"path": f"{target}/config.json", "limit": _CONFIG_LIMIT})
-    if draft:
+    if draft and (asked.drafter or _known("drafter", draft, notes)):
         wanted["draft"] = Call("checkpoint.gather", {"path": draft, "full": False, "follow_links": True})
     if log_path and process:
         tail = max(0, process["log_size"] - _LOG_TAIL)
@@ -217,5 +220,19 @@ def _config(data: bytes) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value), None)
+def _placed(cwd: str | None, *told: str | None) -> str | None:
+    """Of what names a model, the first that is a path wherever it is read, else the first: a hub's name, or relative.
+
+    cwd: the working folder of the server that told it, where that is known.
+    """
+    said = [posixpath.normpath(posixpath.join(cwd, path)) if cwd and path[0] == "." else path for path in told if path]
+    return next((path for path in said if path[0] in _ROOTED), said[0] if said else None)
+
+
+def _known(what: str, path: str, notes: list[str]) -> bool:
+    """Whether it is known where a path leads; told where it is not."""
+    if path[0] in _ROOTED:
+        return True
+    kind = "is relative to a folder that is not known" if path[0] == "." else "is no folder of the host"
+    notes.append(f"{what}: {path} {kind}, so it was not read; --{what} names one")
+    return False

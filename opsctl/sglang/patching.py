@@ -32,6 +32,7 @@ class Place:
         python: interpreter that serves.
         path: its PYTHONPATH.
         drafter: folder of the draft model that its command names.
+        cwd: folder in which that command is run.
     """
 
     root: str | None
@@ -40,6 +41,7 @@ class Place:
     python: str | None = None
     path: str | None = None
     drafter: str | None = None
+    cwd: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def place(settings: Mapping[str, Any], root: str | None = None) -> Place:
         python=command.interpreter(settings) if named else first,
         path=path if isinstance(path, str) else None,
         drafter=started.draft_model if started else None,
+        cwd=command.folder(settings),
     )
 
 
@@ -111,7 +114,7 @@ def request(place: Place, names: Iterable[str] = (), target: str | None = None, 
     del asked["everywhere"]
     more = {"root": place.root, "port": place.port, "model": place.model, "python": place.python, "path": place.path}
     if place.drafter is not None:
-        more["drafter"] = place.drafter
+        more |= {"drafter": place.drafter, "cwd": place.cwd}
     return Call("patchlook.look", {**asked, **more})
 
 

@@ -33,7 +33,7 @@ Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 @contextmanager
 def process(folder: Path, *flags: str, simulated: str | None = None) -> Iterator[int]:
-    """A process that looks like a server: its module is there, and waits."""
+    """A process that looks like a server: its module is there, and waits. It works in the folder."""
     package = folder / "tree" / "sglang"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").touch()
@@ -44,8 +44,9 @@ def process(folder: Path, *flags: str, simulated: str | None = None) -> Iterator
     log = folder / "server.log"
     with log.open("wb") as out:
         started = subprocess.Popen(
-            [sys.executable, "-m", "sglang.launch_server", *flags], stdin=subprocess.PIPE, stdout=out, env=env
-        )
+            [sys.executable, "-m", "sglang.launch_server", *flags],
+            stdin=subprocess.PIPE, stdout=out, env=env, cwd=folder,
+        )  # fmt: skip
     try:
         while not log.read_bytes():
             assert started.poll() is None
@@ -97,6 +98,26 @@ def test_the_planted_fault_is_named(
         code, told = diagnose("--port", url.rpartition(":")[2], "--probe", measured)
     assert told["cause"] == cause
     assert code == (Exit.DEGRADED if cause else Exit.DONE)
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        ("./weights/drafter", None),
+        ("weights/drafter", None),  # looks like a hub's name, and is a folder there
+        ("lmsys/drafter", "drafter: lmsys/drafter is no folder of the host, so it was not read; --drafter names one"),
+    ],
+)
+def test_a_relative_path_is_read_from_the_folder_of_the_server(
+    diagnose: Diagnose, tmp_path: Path, said: str, note: str | None
+) -> None:
+    faults.make("good", MODELS / "drafter-llama", tmp_path / "weights" / "drafter")  # of 4 heads: not for tp 8
+    with serving(Shape(version="0.5.9", model=str(MODELS / "target-llama"), drafter=said)) as url:
+        port = url.rpartition(":")[2]
+        with process(tmp_path, "--port", port, "--speculative-draft-model-path", said):
+            _, told = diagnose("--port", port)
+    assert told["cause"] == ("drafter-stops-server" if note is None else None)
+    assert [text for text in told["notes"] if text.startswith("drafter:")] == ([note] if note else [])
 
 
 def test_simulated_acceptance_is_seen_in_the_environment(diagnose: Diagnose, tmp_path: Path) -> None:

@@ -493,6 +493,13 @@ def test_the_draft_model_says_which_of_its_patches_are_needed(
         }
 
 
+def test_a_relative_draft_model_is_looked_for_where_the_server_is_started(box: Box, cli: Cli) -> None:
+    a_drafter(box.tree / "drafter", "Eagle3DeepseekV2ForCausalLM", "layers.0.hidden_norm.weight")
+    box.settings = {"launch": {"speculative-draft-model-path": "./drafter"}}
+    said = cli("patch", "sglang", "--status", "--json")
+    assert statuses(said)["eagle3-loader-names"] == "not-applicable"
+
+
 def test_a_draft_model_that_is_not_there_leaves_nothing_out(box: Box, cli: Cli) -> None:
     box.settings = {"launch": {"speculative-draft-model-path": "lmsys/on-the-hub"}}
     assert set(statuses(cli("patch", "sglang", "--status", "--json")).values()) == {"needed"}
