@@ -161,10 +161,10 @@ class RemoteHost:
 
     def _apart(self, user: str | None, name: str) -> Callable[[], AgentClient] | None:
         with self._starting:
-            argv = self._link.openssh(name) if self._link else None
-        if argv is None:
+            connect = self._link.openssh(name) if self._link else None
+        if connect is None:
             return None
-        return lambda: self._start_agent(user, lambda command: LocalStream(f"exec {shlex.join([*argv, command])}"))
+        return lambda: self._start_agent(user, lambda command: LocalStream(f"{connect} {shlex.quote(command)}"))
 
     def _start_agent(self, user: str | None, start: Callable[[str], Stream] | None = None) -> AgentClient:
         boot = bundle.boot({"state": self.spec.state_dir, "lease": heartbeat.LEASE})

@@ -90,8 +90,8 @@ class Link:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
         return SshStream(channel)
 
-    def openssh(self, name: str) -> list[str] | None:
-        """A command that connects once more, as openssh.command gives it, destination included."""
+    def openssh(self, name: str) -> str | None:
+        """A shell command that connects once more, as openssh.command gives it."""
         from opsctl.remote import openssh  # only where a lot is sent
 
         if self._identity is None or self.host_key is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,7 +222,7 @@ def test_a_source_that_changes_meanwhile_is_an_error_and_not_a_release(staging: 
     assert staging.releases == []
 
 
-@pytest.mark.parametrize("how", ["the system's ssh", "channels alone"])
+@pytest.mark.parametrize("how", ["the system's ssh", "with a TMPDIR that no socket can lie in", "channels alone"])
 def test_much_travels_over_connections_of_their_own_where_ssh_is_there(
     staging: Staging, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -229,10 +230,14 @@ def test_much_travels_over_connections_of_their_own_where_ssh_is_there(
     (source / "more.bin").write_bytes(random.Random(1).randbytes(96 * MIB))
     if how == "channels alone":
         monkeypatch.setenv("PATH", str(tmp_path))
+    if "TMPDIR" in how:
+        odd = tmp_path / ("50%h \"'${HOME}" + "x" * 100)
+        odd.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(odd))
     before = sshd.log.read_text().count("Accepted publickey")
     result = staging.run(path=str(source))
     assert contents(result["release"]) == contents(source)
-    assert sshd.log.read_text().count("Accepted publickey") - before == (2 if how == "the system's ssh" else 0)
+    assert sshd.log.read_text().count("Accepted publickey") - before == (0 if how == "channels alone" else 2)
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"digest": "x", "files": {"a": {"stat": [1], "chunks": [[0, "1"]]}}}'])
