@@ -27,13 +27,13 @@ def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
     {pid, start, members, argv, model, drafter, started, now, user, session, cwd, python, own, environment, unit,
-    user_unit, container, log, log_size, boot}: model and drafter are those that its command
-    names, from its cwd; times are in seconds since the epoch, start in clock ticks since boot; members are the pids of
-    the server; own tells whether our user or root started it; unit and container as the control group names them,
-    user_unit if it is one of a user's own systemd; log is the file that standard output goes to; environment is None
-    where we may not read it. With `locate` also {package, newest, newest_file}: the folder of the `sglang` package that
-    it imported (found by asking its own interpreter), or None, and the file of it that was changed last; and commit, of
-    the checkout that holds the package, where one does.
+    user_unit, container, log, log_size, boot}: model and drafter are those that its command names, from its cwd; times
+    are in seconds since the epoch, start in clock ticks since boot; members are the pids of the server; own tells
+    whether our user or root started it; unit and container as the control group names them, user_unit if it is one of a
+    user's own systemd; log is the file that standard output goes to; environment is None where we may not read it. With
+    `locate` also {package, newest, newest_file}: the folder of the `sglang` package that it imported (found by asking
+    its own interpreter), or None, and the file of it that was changed last; and commit, of the checkout that holds the
+    package, where one does.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]

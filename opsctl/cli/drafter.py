@@ -140,7 +140,8 @@ def _case(
         known = read_config(at.path, places.reader(at))
     folder = met.drafter if met else None
     if folder is None or full:
-        folder = open_folder(drafter.path, places.reader(drafter), full=full, follow_links=follow_links)
+        there = drafter.host is not None
+        folder = open_folder(drafter.path, places.reader(drafter), full=full, follow_links=follow_links, there=there)
     serving = met.serving if met else Serving()
     serving = replace(
         serving,
@@ -260,12 +261,17 @@ def convert(
     as_json: bool = _JSON,
 ) -> int:
     """Write a drafter in another layout, when the facts allow it."""
+    from opsctl.cli.drafter_places import place
     from opsctl.drafter.convert import LAYOUTS, convert_folder
     from opsctl.drafter.folder import read_config
     from opsctl.text import did_you_mean
 
     if to not in LAYOUTS:
         raise UsageError(f"unknown layout {to!r}", where="--to", hint=did_you_mean(to, LAYOUTS))
+    for folder in filter(None, (source, target)):
+        if place(folder).host is not None:
+            raise UsageError("conversion is from and to folders of this machine", where=folder,
+                             hint="copy it here first, and name the copy")  # fmt: skip
     known = read_config(target) if target is not None else None
     done = convert_folder(source, destination, to, known, follow_links=follow_links)
     if as_json:

@@ -80,6 +80,7 @@ class Folder:
     digest: str
     duplicate_keys: tuple[str, ...] = field(default=())
     follow_links: bool = False
+    there: bool = False  # on a host, not on this machine
 
     @property
     def pickled(self) -> bool:
@@ -105,11 +106,18 @@ class Folder:
     @property
     def convert_command(self) -> str:
         """The command that makes this folder loadable by SGLang."""
-        return f"opsctl drafter convert {shlex.quote(self.path)} NEW --to sglang"
+        return convert_command(self.path, there=self.there)
 
     @property
     def speculators(self) -> bool:
         return self.raw_config is not None and Settings(self.raw_config).speculators
+
+
+def convert_command(path: str, *, there: bool) -> str:
+    """The command that makes a folder loadable by SGLang. It is for this machine: a host's has to be brought here."""
+    if there:
+        return f"opsctl drafter convert COPY NEW --to sglang, where COPY is a copy on this machine of {path}"
+    return f"opsctl drafter convert {shlex.quote(path)} NEW --to sglang"
 
 
 def here(call: Call) -> Reply:
@@ -121,8 +129,13 @@ def here(call: Call) -> Reply:
     return result if isinstance(result, Reply) else Reply(result)
 
 
-def open_folder(path: str, read: Reader = here, *, full: bool = False, follow_links: bool = False) -> Folder:
-    """Gather the folder at `path`. Raises UsageError when there is none, RemoteError from a host."""
+def open_folder(
+    path: str, read: Reader = here, *, full: bool = False, follow_links: bool = False, there: bool = False
+) -> Folder:
+    """Gather the folder at `path`. Raises UsageError when there is none, RemoteError from a host.
+
+    there: `read` reads from a host, not from this machine.
+    """
     try:
         reply = read(Call("checkpoint.gather", {"path": path, "full": full, "follow_links": follow_links}))
     except AgentError as error:
@@ -147,6 +160,7 @@ def open_folder(path: str, read: Reader = here, *, full: bool = False, follow_li
         digest=f"quick-sha256:{result['digest']}",
         duplicate_keys=repeated,
         follow_links=follow_links,
+        there=there,
     )
 
 

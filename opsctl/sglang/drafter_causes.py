@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from opsctl.drafter.folder import convert_command
 from opsctl.sglang.evidence import DrafterFault, Evidence, Symptom
 from opsctl.sglang.hypotheses import Condition, Hypothesis
 
@@ -93,7 +93,7 @@ def _remedy(group: Group, e: Evidence, first: DrafterFault) -> str:
     related = [first, *(f for f in e.drafter or () if any(f.check.startswith(p) for p in group.prefixes if p))]
     command = next((f.remedy for f in related if f.remedy.startswith("opsctl ")), None)
     if command is None and group.converts:
-        command = f"opsctl drafter convert {shlex.quote(e.flags.draft_model or 'DIR')} NEW --to sglang"
+        command = convert_command(e.flags.draft_model or "the draft model", there=True)
     if command is None and first.remedy:
         return f"{first.remedy}; then `opsctl deploy drafter FOLDER`"
     return command or "opsctl drafter check DIR --full"

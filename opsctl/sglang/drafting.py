@@ -108,7 +108,7 @@ class _Meeting:
             assert answer is not None
             return answer
 
-        return open_folder(self.drafter, read, follow_links=self.follow_links)
+        return open_folder(self.drafter, read, follow_links=self.follow_links, there=True)
 
     def _process(self, answer: Reply | Exception | None) -> Mapping[str, Any] | None:
         if not isinstance(answer, Reply):

@@ -122,7 +122,9 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     release = version_text(info, log)
     draft_config, faults = None, None
     if draft and "draft" in good:
-        draft_config, faults = _checked(draft, good["draft"], target_config, serving, release, notes)
+        draft_config, faults = _checked(
+            draft, good["draft"], target_config, serving, release, notes, there=ask is not here
+        )
     package = process["package"] if process else None
     facts = _facts(ask, package, target_class(target_config), notes) if package else None
     return Seen(
@@ -179,9 +181,11 @@ def _checked(
     serving: Serving,
     release: str | None,
     notes: list[str],
+    *,
+    there: bool,
 ) -> tuple[Mapping[str, Any] | None, tuple[DrafterFault, ...] | None]:
     """The drafter's config and the findings of its check for the version that runs."""
-    folder = open_folder(path, lambda call: reply)
+    folder = open_folder(path, lambda call: reply, there=there)
     if not release:
         notes.append("drafter: SGLang's version is not known, so it was not checked")
         return folder.raw_config, None

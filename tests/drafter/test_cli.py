@@ -133,6 +133,23 @@ def test_a_drafter_on_a_host_is_judged_for_that_host(
     assert all({**one, "path": ""} == {**found[0], "path": ""} for one in found)
 
 
+def test_a_remedy_for_a_drafter_on_a_host_is_a_command_for_this_machine(
+    tmp_path: Path, inventory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, *_ = folders(tmp_path, build.speculators())
+
+    def remedies(*words: str) -> set[str]:
+        run(["drafter", "check", *words, "--inventory", str(inventory), "--json"])
+        told = {finding["remedy"] for finding in json.loads(capfd.readouterr().out)["findings"]}
+        return {remedy for remedy in told if remedy.startswith("opsctl drafter convert")}
+
+    assert remedies(path, "--host", "k25") == {f"opsctl drafter convert {path} NEW --to sglang"}
+    copied = f"where COPY is a copy on this machine of {path}"
+    assert remedies(f"k25:{path}") == {f"opsctl drafter convert COPY NEW --to sglang, {copied}"}
+    assert run(["drafter", "convert", f"k25:{path}", str(tmp_path / "new"), "--to", "sglang"]) == 2
+    assert "copy it here first" in capfd.readouterr().err
+
+
 def test_options_win_over_what_the_host_says(
     tmp_path: Path, inventory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

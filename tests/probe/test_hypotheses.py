@@ -196,7 +196,8 @@ def test_the_remedy_is_a_command_where_there_is_one() -> None:
     names = replace(LAYERS0, remedy="rename them")
     found = walked(at(1.85, drafter=(names,), source=MIDLAYER_ONLY))
     assert found.cause
-    assert found.cause.remedy == "opsctl drafter convert /srv/drafter NEW --to sglang"
+    copied = "where COPY is a copy on this machine of /srv/drafter"  # which is a folder of the host
+    assert found.cause.remedy == f"opsctl drafter convert COPY NEW --to sglang, {copied}"
     out_of_range = DrafterFault("d2t-range", "cuda-error", "d2t", "25 ids too large", "get another one")
     kind = replace(ABSOLUTE, verdict="silent-garbage", remedy="opsctl drafter convert /srv/drafter NEW --to sglang")
     error = LogError("crash", "IndexError: index out of range in self")
