@@ -79,8 +79,8 @@ def release_digest(files: Mapping[str, Sequence[Sequence[Any]]]) -> str:
 
 
 def key(stats: Mapping[str, Sequence[int]]) -> str:
-    """What a release on its way is found again by: names of its files, and the size and mtime of each."""
+    """What a release on its way is found again by: names of its files, and size, mtime and inode of each."""
     digest = hashlib.sha256(b"opsctl partial 1\n")
     for name in sorted(stats):
-        digest.update(("%s %d %d\n" % (ascii(name), stats[name][0], stats[name][1])).encode())
+        digest.update(("%s %s\n" % (ascii(name), list(stats[name]))).encode())
     return digest.hexdigest()

@@ -3,7 +3,7 @@
     ROOT/NAME/DIGEST/           a release; never changed once it is there
     ROOT/NAME/DIGEST/.release   what it holds: sizes, chunks with their digests, and by which stat they hold
     ROOT/NAME/DIGEST/.blocks    SHA-256 of each of its blocks, file by file as in `.release`
-    ROOT/NAME/.partial-KEY/     one on its way; a later run of the same files continues it
+    ROOT/NAME/.partial-KEY/     one on its way; a later run continues it, best one of the same files
     ROOT/NAME/.partial-KEY/.expected    its digest and chunks, once they are known
 
 A chunk is [start, end, digest], as in stagesource. The digests in `.release` count as long as size, mtime and inode of
@@ -45,6 +45,16 @@ def release(top: str, digest: str) -> str:
 def partial(top: str, key: str) -> str:
     """The folder in which a release comes together. `key`: as of chunking."""
     return os.path.join(top, PARTIAL + _checked(key)[:SHORT])
+
+
+def begun(top: str, key: str) -> str:
+    """The partial folder to go on with: the one of `key`, or else the newest, as files may have been copied or touched.
+
+    What is in another one than that of `key` has to prove that it is the same.
+    """
+    own = partial(top, key)
+    others = [os.path.join(top, entry) for entry in entries(top) if entry.startswith(PARTIAL)]
+    return own if own in others or not others else max(others, key=os.path.getmtime)
 
 
 def _checked(digest: str) -> str:

@@ -25,12 +25,12 @@ def look(
 ) -> Reply:
     """What the host has: releases of this name, those to take parts from (newest first), a partial one, free bytes.
 
-    The partial one is that of `key`, or the one that the host's folder `source` would make.
+    The partial one is as of releases.begun, of `key` or of what the host's folder `source` would make.
     {top: the folder of all releases of this name, there: as of releases.there,
     have: [{path, files: {name: [chunk]}}], but none where the release `digest` is there already,
     damaged: [path of a release that does not say what it holds],
-    partial: bytes, noted: whether it is known what of it has arrived, free: bytes, source: as of stagesource.read or
-    None}
+    partial: bytes, noted: whether it is known what of it has arrived without reading it, free: bytes,
+    source: as of stagesource.read or None}
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
     told_source = stagesource.read(call, source, follow_links).told() if source else None
@@ -47,14 +47,14 @@ def look(
         else:
             have += [found] if found else []
     similar = bool(have) and os.path.dirname(have[0]["path"]) == top
-    partial = releases.partial(top, key)
+    partial = releases.begun(top, key)
     result = {
         "top": top,
         "there": there,
         "have": have,
         "damaged": damaged,
         "partial": _allocated(partial),
-        "noted": os.path.exists(arrival.notes(partial)),
+        "noted": partial == releases.partial(top, key) and os.path.exists(arrival.notes(partial)),
         "free": _free(top),
         "source": told_source,
     }
@@ -64,9 +64,15 @@ def look(
 def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[Chunk]]) -> List[arrival.Span]:
     """What the partial folder has: [name, start, end], as noted on arrival, and whole chunks that prove it when read.
 
-    Holes are not read: what was not written yet is not there. Chunks without a digest cannot prove it.
+    Holes are not read: what was not written yet is not there. Chunks without a digest cannot prove it. Of a folder
+    that was begun for other files, the notes do not count.
     """
-    path = releases.partial(releases.folder(root, name), key)
+    top = releases.folder(root, name)
+    begun, path = releases.begun(top, key), releases.partial(top, key)
+    if begun != path:
+        with told("stage", begun):
+            arrival.forget(begun)
+            os.rename(begun, path)
     arrived = [span for span in arrival.noted(path) if _size(os.path.join(path, span[0])) >= span[2]]
     chunks = [(name, chunk) for name, each in sorted(files.items()) for chunk in each if chunk[2]]
     wanted = [(name, chunk) for name, chunk in chunks if not _touched(arrived, name, chunk)]

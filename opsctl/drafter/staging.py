@@ -199,20 +199,27 @@ def _told(path: Path) -> Iterator[None]:
         raise UsageError(error.message, where=str(path), hint=hint) from None
 
 
-def demand_unchanged(source: Source) -> None:
-    """Raise UsageError if a local file is no longer as it was when its digests were made."""
-    for name, stat in source.stats.items():
-        try:
-            info = os.stat(os.path.join(source.path, name))
-            now = (info.st_size, info.st_mtime_ns, info.st_ino)
-        except OSError:
-            now = None
-        if now != stat:
+def demand_unchanged(source: Source, now: Mapping[str, tuple[int, int, int] | None]) -> None:
+    """Raise UsageError if the files are no longer as they were when it was decided what to stage."""
+    for name in sorted({*source.stats, *now}):
+        if now.get(name) != source.stats.get(name):
             raise UsageError(
                 f"{name} was changed while it was being staged",
                 where=source.path,
                 hint="run it again when the folder is complete; what has arrived is not sent twice",
             )
+
+
+def stats_now(source: Source) -> dict[str, tuple[int, int, int] | None]:
+    """How the files of a local folder are now; None for one that is gone."""
+    found: dict[str, tuple[int, int, int] | None] = {}
+    for name in source.stats:
+        try:
+            info = os.stat(os.path.join(source.path, name))
+            found[name] = (info.st_size, info.st_mtime_ns, info.st_ino)
+        except OSError:
+            found[name] = None
+    return found
 
 
 class _Reading(Context):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.agent.releases import SHORT
+from opsctl.agent.releases import SHORT, has
 from opsctl.drafter.staging import RESERVE, Source, outline_source, read_source
 from opsctl.errors import TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
@@ -75,9 +75,9 @@ class DrafterStage(Module[DrafterStageArgs]):
     def plan(self, args: DrafterStageArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         found = seen[0].result
         source = _source(args, found, site)
-        name = source.digest[:SHORT]
-        if source.digest and found["there"].get(name) == source.digest:
+        if has(found["there"], source.digest):
             return None
+        name = source.digest[:SHORT]
         have = _have(found, source)
         planned = source.plan(have, seen[0].body)
         needed = planned.written - found["partial"]
@@ -92,6 +92,8 @@ class DrafterStage(Module[DrafterStageArgs]):
         summary = f"stage {size(source.size)} {target}{again}: {travels} to send"
         if planned.kept:
             summary += f", {size(planned.kept)} are there"
+        if found["partial"]:
+            summary += f"; goes on with {size(found['partial'])} that an earlier run has left"
         for path in found["damaged"]:
             summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
         where = {"root": _releases(args, site), "name": _named(args), "key": source.key}
@@ -114,10 +116,9 @@ class DrafterStage(Module[DrafterStageArgs]):
             return {"release": done[0].result["release"], "digest": done[0].result["digest"]}
         found = seen[0].result
         source = _source(args, found, site)
-        name = source.digest[:SHORT]
-        there = found["there"].get(name) == source.digest
+        there = has(found["there"], source.digest)
         nothing = {"sent": 0, "kept": source.size, "size": source.size} if there else {}
-        return {"release": f"{found['top']}/{name}", "digest": source.digest, **nothing}
+        return {"release": f"{found['top']}/{source.digest[:SHORT]}", "digest": source.digest, **nothing}
 
 
 def _releases(args: DrafterStageArgs, site: Site) -> str:

@@ -6,12 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.agent.protocol import Call
 from opsctl.drafter.chunks import Copy, Plan, Range
-from opsctl.drafter.staging import Source, demand_unchanged
+from opsctl.drafter.staging import Source, demand_unchanged, stats_now
 from opsctl.modules.contract import Host, Progress
 from opsctl.text import duration, size
 
@@ -57,13 +57,16 @@ def transfer(
             ]
             began = time.monotonic()
 
-            def on_bytes(sent: int) -> None:
-                progress(*_rate(sent, plan.sent, time.monotonic() - began))
+            with _told(source, whole, host, where) as telling:
 
-            with _told(whole, host, where):
+                def on_bytes(sent: int) -> None:
+                    if telling.done():
+                        telling.result()  # where it failed, sending is of no use
+                    progress(*_rate(sent, plan.sent, time.monotonic() - began))
+
                 if parts:
                     sending.send(made["partial"], parts, on_bytes)
-                    demand_unchanged(source)
+                    demand_unchanged(source, stats_now(source))
                 for pending in copying:
                     pending.wait()
 
@@ -71,18 +74,21 @@ def transfer(
 
 
 @contextlib.contextmanager
-def _told(whole: Callable[[Callable[[], bool]], Source], host: Host, where: Mapping[str, Any]) -> Iterator[None]:
+def _told(
+    source: Source, whole: Callable[[Callable[[], bool]], Source], host: Host, where: Mapping[str, Any]
+) -> Iterator[Future[None]]:
     """Tell the host what the release is to hold, while that is sent: the source may have to be read for it."""
     stopped = threading.Event()
 
     def tell() -> None:
-        source = whole(stopped.is_set)
-        host.call(Call("stage.expect", {**where, "digest": source.digest, "files": source.files}))
+        read = whole(stopped.is_set)
+        demand_unchanged(source, read.stats)
+        host.call(Call("stage.expect", {**where, "digest": read.digest, "files": read.files}))
 
     with ThreadPoolExecutor(1) as beside:
         telling = beside.submit(tell)
         try:
-            yield
+            yield telling
             telling.result()
         finally:
             stopped.set()

@@ -175,8 +175,9 @@ def test_a_changed_release_in_service_is_left_alone(staging: Staging, tmp_path: 
     assert Path(release, "extra.safetensors").exists()
 
 
+@pytest.mark.parametrize("then", ["as it was", "touched"])
 def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
-    make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, tmp_path: Path
+    make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, tmp_path: Path, then: str
 ) -> None:
     source = drafter(tmp_path / "source")
     (source / "more.bin").write_bytes(random.Random(1).randbytes(96 * MIB))
@@ -190,6 +191,9 @@ def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
     with pytest.raises(OpsctlError):
         lossy.run(cut, path=str(source))
     assert lossy.releases == []
+    if then == "touched":
+        for file in source.iterdir():
+            os.utime(file)
     told: list[str] = []
     staging = Staging(make_host(), tmp_path / "weights")
     result = staging.run(told.append, path=str(source))
@@ -220,6 +224,18 @@ def test_a_source_that_changes_meanwhile_is_an_error_and_not_a_release(staging: 
     with pytest.raises(UsageError, match=r"config\.json was changed while it was being staged"):
         staging.run(change, path=str(source))
     assert staging.releases == []
+
+
+def test_a_file_that_comes_before_the_source_is_read_is_an_error_and_not_a_release(
+    staging: Staging, tmp_path: Path
+) -> None:
+    source = drafter(tmp_path / "source")
+    _, _, change = staging.plan(path=str(source))
+    (source / "new.json").write_text("{}")
+    assert change is not None
+    assert change.transfer is not None
+    with pytest.raises(UsageError, match=r"new\.json was changed while it was being staged"):
+        change.transfer(staging.host, lambda text, fraction: None)
 
 
 @pytest.mark.parametrize("how", ["the system's ssh", "with a TMPDIR that no socket can lie in", "channels alone"])
