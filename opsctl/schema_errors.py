@@ -29,7 +29,18 @@ _PLAINLY = {
     "model_type": "expected a mapping",
     "model_attributes_type": "expected a mapping",
     "is_instance_of": "expected another kind of value",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
+    "string_too_short": "expected at least {min_length} characters",
+    "string_pattern_mismatch": "expected text that matches {pattern}",
+    "too_short": "expected a list of at least {min_length}",
+    "extra_forbidden": "unknown key",
+    "missing": "is missing",
 }
+_IN_OUR_WORDS = ("value_error", "assertion_error")  # raised by a validator of ours, name and all
+_OF_ANOTHER_KIND = ("_type", "_parsing", "is_instance_of")
 
 
 def validate(model: type[BaseModel], value: Any, source: Source, base: Sequence[str | int] = ()) -> Any:
@@ -44,18 +55,25 @@ def problems(
     error: ValidationError, model: type[BaseModel], source: Source, base: Sequence[str | int] = ()
 ) -> list[UsageError]:
     """Every problem of a failed validation as an error with a place, in the order of the file."""
-    # Where a union was tried, pydantic reports each member: the report that got deepest is the one that helps.
-    found = sorted(error.errors(include_url=False), key=lambda e: -_depth(e["loc"], source, base))
+    # Where a union was tried, pydantic reports each member: the report that got deepest is the one that helps, and of
+    # those one of a member whose kind the value has.
+    found = sorted(
+        error.errors(include_url=False),
+        key=lambda e: (-_depth(e["loc"], source, base), e["type"].endswith(_OF_ANOTHER_KIND)),
+    )
     told: dict[tuple[str | int, ...], UsageError] = {}
     for one in found:
         path = _path(one["loc"], source, base)
         if any(path == seen[: len(path)] for seen in told):
             continue
-        told[path] = _problem(one, path, model, source)
+        told[path] = _problem(one, path, path[-1] if len(path) > len(base) else "", model, source)
     return sorted(told.values(), key=lambda e: (getattr(e.where, "line", 0) or 0, getattr(e.where, "column", 0) or 0))
 
 
-def _problem(one: Any, path: tuple[str | int, ...], model: type[BaseModel], source: Source) -> UsageError:
+def _problem(
+    one: Any, path: tuple[str | int, ...], name: str | int, model: type[BaseModel], source: Source
+) -> UsageError:
+    """`name`: of the value itself, where it has one."""
     kind, last = one["type"], str(one["loc"][-1]) if one["loc"] else ""
     if kind == "extra_forbidden":
         valid = _fields_at(model, one["loc"][:-1])
@@ -64,13 +82,24 @@ def _problem(one: Any, path: tuple[str | int, ...], model: type[BaseModel], sour
         )
     if kind == "missing":
         return UsageError(f"the key {last!r} is missing", where=source.place(path))
-    if kind in ("value_error", "assertion_error"):
-        return UsageError(str(one["ctx"]["error"]), where=source.place(path))
-    message = _PLAINLY.get(kind) or one["msg"].replace("Input should be", "expected")
-    name = f"{last}: " if last and not last.isdigit() else ""
+    named = f"{name}: " if isinstance(name, str) and name and kind not in _IN_OUR_WORDS else ""
+    return UsageError(f"{named}{plainly(one)}", where=source.place(path))
+
+
+def plainly(one: Any) -> str:
+    """What one of the errors of a failed validation says, in our words and without its place."""
+    kind = one["type"]
+    if kind in _IN_OUR_WORDS:
+        return str(one["ctx"]["error"])
     if isinstance(one["input"], Secret):
-        return UsageError(f"{name}a secret cannot stand here: it would be seen by others", where=source.place(path))
-    return UsageError(f"{name}{message}, got {one_line(repr(masked(one['input'])), 80)}", where=source.place(path))
+        return "a secret cannot stand here: it would be seen by others"
+    known = _PLAINLY.get(kind)
+    message = known.format_map(one.get("ctx", {})) if known else one["msg"].replace("Input should be", "expected")
+    return message if kind in ("extra_forbidden", "missing") else f"{message}, got {_shown(one['input'])}"
+
+
+def _shown(value: Any) -> str:
+    return one_line(repr(masked(value)), 80)
 
 
 def _depth(loc: Sequence[str | int], source: Source, base: Sequence[str | int]) -> int:

@@ -13,7 +13,7 @@ from opsctl.answers import understood
 from opsctl.engine import journal, templating
 from opsctl.engine.events import Status
 from opsctl.engine.model import count_of, duration_of
-from opsctl.engine.prepare import Item, keyword
+from opsctl.engine.prepare import Item, converted, keyword
 from opsctl.engine.result import Result
 from opsctl.engine.scope import Layer
 from opsctl.engine.session import Session
@@ -223,12 +223,12 @@ class Doing:
 
     def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply]:
         if change.transfer is not None:
-            change.transfer(self.session.user(self.task.become), self.tell)
+            change.transfer(self.session.user(self.task.become), self._tell_unless_stopped)
         within = None
         if self.task.keys.supervise:
             said = self.task.keys.supervise.confirm_within
             at = self.task.at / "supervise" / "confirm_within"
-            within = duration_of(templating.render(said, item.scope, at))
+            within = converted(said, item.scope, at, duration_of)
         self._changing = True
         sent = self.session.apply(self.task.become, self.label, change, within, self._progress())
         self.applied(sent)
@@ -241,6 +241,11 @@ class Doing:
         if reply.result.get("state") == "reverted":
             raise Reverted.of(reply, self.session.name)
         return journal.replies(reply)
+
+    def _tell_unless_stopped(self, text: str, fraction: float | None) -> None:
+        """Progress of what leaves nothing visible and goes on where it was cut: Ctrl-C need not wait for its end."""
+        self._check_cancelled()
+        self.tell(text, fraction)
 
     def _follow(self, timeout: float | None) -> Reply:
         """Listen again to a supervised change after the connection was lost: it goes on without us."""

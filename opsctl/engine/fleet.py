@@ -12,12 +12,13 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from opsctl.answers import understood
-from opsctl.engine import journal, templating
+from opsctl.engine import journal
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
 from opsctl.engine.execute import Reverted
 from opsctl.engine.hostrun import HostRun, PlayOnHost
 from opsctl.engine.model import duration_of
+from opsctl.engine.prepare import converted
 from opsctl.engine.scope import Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
@@ -299,5 +300,5 @@ def _deadline(play: Play, it: PlayOnHost) -> float | None:
     if said is None:
         return None
     if isinstance(said, str):
-        said = duration_of(templating.render(said, Scope(it.layers), play.at / "timeout"))
+        said = converted(said, Scope(it.layers), play.at / "timeout", duration_of)
     return time.monotonic() + said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -10,14 +10,18 @@ from pydantic import (
     ConfigDict,
     Field,
     TypeAdapter,
+    ValidationError,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
 
 from opsctl.engine.templating import is_template
+from opsctl.schema_errors import plainly
 from opsctl.schema_types import Duration
 from opsctl.text import VARIABLE
+
+T = TypeVar("T")
 
 
 class _Strict(BaseModel):
@@ -67,13 +71,20 @@ VariableName = Annotated[str, BeforeValidator(_variable)]
 
 
 def duration_of(value: float | str) -> float:
-    """A rendered duration in seconds. Raises pydantic's ValidationError."""
-    return _DURATION.validate_python(value)
+    """A rendered duration in seconds. Raises ValueError."""
+    return _checked(_DURATION, value)
 
 
 def count_of(value: int | str) -> int:
-    """A rendered count. Raises pydantic's ValidationError."""
-    return _COUNT.validate_python(value)
+    """A rendered count. Raises ValueError."""
+    return _checked(_COUNT, value)
+
+
+def _checked(adapter: TypeAdapter[T], value: Any) -> T:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise ValueError(plainly(error.errors()[0])) from None
 
 
 class Param(_Strict):
@@ -185,7 +196,7 @@ class PlayKeys(_Strict):
     )
     lock: bool | str = Field(True, description="Hold the host against other operators; a name: only that lock.")
     timeout: TemplatedDuration | None = Field(None, description="How long the play may take on one host.")
-    serial: int | str | list[int | str] | None = Field(
+    serial: int | str | Annotated[list[int | str], Field(min_length=1)] | None = Field(
         None, description="Hosts at a time: a number, a share such as 25%, or several in turn."
     )
     max_failures: int | str | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,6 +20,7 @@ from opsctl.errors import UsageError
 from opsctl.modules.contract import Module, ModuleArgs, Site
 
 NO_ITEM: Any = object()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +131,13 @@ def keyword(task: Task, key: str, scope: Scope, convert: Callable[[Any], Any]) -
     value = getattr(task.keys, key)
     if not templating.is_template(value):
         return value
-    at = task.at / key
-    rendered = templating.render(value, scope, at)
+    return converted(value, scope, task.at / key, convert)
+
+
+def converted(value: Any, scope: Scope, at: At, convert: Callable[[Any], T]) -> T:
+    """A value that may be a template, as what it means; convert raises ValueError. Raises UsageError, Undecided."""
+    text = templating.render(value, scope, at)
     try:
-        return convert(rendered)
-    except ValidationError as error:
-        message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")
-        raise UsageError(f"{key}: {message}", where=at.place) from None
+        return convert(text)
+    except ValueError as error:
+        raise UsageError(f"{at.path[-1]}: {error}", where=at.place) from None

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from opsctl.errors import Place, UsageError
 from opsctl.gpu.profile import Profile
 from opsctl.gpu.settings import Settings
+from opsctl.schema_errors import plainly
 from opsctl.text import did_you_mean
 
 
@@ -94,7 +95,7 @@ def load(data: Mapping[str, Any], where: str | Place) -> Wanted:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         hint = did_you_mean(name, _Model.model_fields) if first["type"] == "extra_forbidden" else None
-        raise UsageError(f"health: {name}: {first['msg'].lower()}", where=where, hint=hint) from error
+        raise UsageError(f"health: {name}: {plainly(first)}", where=where, hint=hint) from None
     try:
         settings = Settings(profile=Profile.load(model.profile), limits=model.thresholds, unit=model.unit)
     except UsageError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from opsctl.errors import AuthFailed, OpsctlError, RemoteError, Unreachable
+from opsctl.schema_errors import plainly
 from opsctl.secret import Secret
 from opsctl.sglang.metrics import Metrics, read_metrics
 from opsctl.sglang.served import Answer, Chunk, Load, Sampling, ServerInfo
@@ -196,7 +197,7 @@ class Server:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise RemoteError(
-                f"{path} is not an SGLang server's answer: {place}: {first['msg']}", where=self._where
+                f"{path} is not an SGLang server's answer: {place}: {plainly(first)}", where=self._where
             ) from None
 
     def _check(self, answer: httpx.Response) -> None:

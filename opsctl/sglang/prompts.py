@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from opsctl.errors import Place, UsageError
+from opsctl.schema_errors import plainly
 from opsctl.text import did_you_mean
 
 _SHAPES = ("messages", "prompt", "input_ids")
@@ -100,8 +101,8 @@ def _row(line: str, file: str, number: int) -> ProbePrompt:
         if first["type"] == "extra_forbidden":
             hint = did_you_mean(key, _Row.model_fields)
             raise UsageError(f"unknown key {key!r}", where=Place(file, number), hint=hint) from None
-        words = first["msg"].removeprefix("Value error, ")
-        raise UsageError(f"{key}: {words}" if key else words, where=Place(file, number)) from None
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{place}: {plainly(first)}" if place else plainly(first), where=Place(file, number)) from None
     return ProbePrompt(
         row.id or f"line-{number}",
         row.workload,

@@ -182,6 +182,24 @@ def test_mistakes_on_the_command_line(project: Project, cli: Cli, words: list[st
     assert list(project.out.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("play", "told"),
+    [
+        ('timeout: "{{ said }}"', "play.yaml:4:10: timeout: expected a duration such as 30s, 20m or 1h30m, got 'soon'"),
+        ('tasks: [{file: {path: OUT/x, state: directory}, supervise: {confirm_within: "{{ said }}"}}]',
+         "confirm_within: expected a duration such as 30s, 20m or 1h30m, got 'soon'"),
+        ('tasks: [{debug: hi, retries: "{{ said }}"}]', "retries: expected a whole number, got 'soon'"),
+        ("tasks: [{gpu_health: {}}]", "health: port: expected at most 65535, got 70000"),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_known_late_is_told_in_the_same_words(project: Project, cli: Cli, play: str, told: str) -> None:
+    tasks = "" if "tasks" in play else "tasks: [{debug: hi}]\n"
+    project.write(f"hosts: here\non_failure: rollback\nvars: {{said: soon, health: {{port: 70000}}}}\n{play}\n{tasks}")
+    said = cli("run", "play.yaml")
+    assert said.code == Exit.USAGE
+    assert told in said.out
+
+
 def test_a_question_needs_somebody_to_answer_it(project: Project, cli: Cli) -> None:
     task = "{file: {path: OUT/x, state: directory}}"
     project.write('hosts: here\nconfirm: "Really, {{ inventory_hostname }}?"\ntasks:\n' + f"  - {task}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def test_a_random_mutation_gives_a_place_or_is_valid(project: Project, seed: int
         where = str(error.where or error.message)
         assert "play.yaml" in where or "-e" in error.message, f"no place: {error}\n{text}"
         assert printable(str(error)) == str(error)
+        assert not re.search(r"Value error|[Vv]alidation|Input should|should (have|be|match)", error.message), error
 
 
 def what_is_said(project: Project, text: str) -> UsageError | None:
@@ -155,6 +157,7 @@ def what_is_said(project: Project, text: str) -> UsageError | None:
         ("hosts: here\ntasks: [{debug: x, supervise: {confirm_within: 5m}}]", ["on_failure: rollback"]),
         ("hosts: here\ntasks: [{copy: {src: nowhere.txt, dest: /x}}]", ["nowhere.txt"]),
         ("hosts: nobody\ntasks: []", ["nobody"]),
+        ("hosts: here\nserial: []\ntasks: []", ["play.yaml:2:9: serial: expected a list of at least 1"]),
     ],
 )  # fmt: skip
 def test_other_mistakes(project: Project, text: str, words: list[str]) -> None:

@@ -31,7 +31,7 @@ def test_built_in_prompts_cover_the_workloads() -> None:
         ('{"promt": "x"}', "f.jsonl:2", "unknown key 'promt'"),
         ('{"prompt": "x", "input_ids": [1]}', "f.jsonl:2", "exactly one of"),
         ('{"prompt": "x"', "f.jsonl:2:15", "not JSON"),
-        ('{"input_ids": [-1]}', "f.jsonl:2", "greater than or equal to 0"),
+        ('{"input_ids": [-1]}', "f.jsonl:2", "expected at least 0, got -1"),
         ('{"id": "one", "prompt": "x"}', "f.jsonl:2", "two prompts have the id 'one'"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "f.jsonl:2", "'system', 'user' or 'assistant'"),
     ],
