@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from opsctl.engine.events import GateChecked, HostEnded, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.engine.events import Event, GateChecked, HostEnded, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
 from opsctl.errors import Exit, UsageError
 from tests.engine.world import Project
 
@@ -452,6 +452,23 @@ def test_ctrl_c_stops_says_where_the_host_stands_and_lets_go(project: Project) -
     assert ran.ended() == {"here": "interrupted"}  # type: ignore[attr-defined]
     assert "later" not in ran.statuses()  # type: ignore[attr-defined]
     assert project.run("hosts: here\ntasks:\n  - debug: hi\n").code == Exit.DONE
+
+
+def test_ctrl_c_does_not_wait_for_what_is_being_sent(project: Project) -> None:
+    (project.folder / "draft").mkdir()
+    (project.folder / "draft" / "weights").write_bytes(os.urandom(48 << 20))
+    stop = threading.Event()
+
+    def first(event: Event) -> None:
+        if isinstance(event, TaskProgress):
+            stop.set()
+
+    play = f"hosts: here\ntasks:\n  - drafter_stage: {{path: {project.folder}/draft, releases: OUT}}\n"
+    ran = project.run(play, stop=stop, seen=first)
+    assert ran.ended() == {"here": "interrupted"}
+    assert len(ran.of(TaskProgress)) == 1
+    assert not [entry for entry in os.listdir(project.out / "draft") if not entry.startswith(".")]
+    assert project.run().ended() == {"here": "ok"}
 
 
 def test_facts_are_read_when_they_are_used(project: Project) -> None:
