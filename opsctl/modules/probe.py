@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from opsctl.agent.protocol import Call
-from opsctl.errors import RemoteError, UsageError
+from opsctl.errors import RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.secret import Secret
 from opsctl.sglang import probe as probing
@@ -18,7 +18,7 @@ from opsctl.sglang.probe_findings import findings
 from opsctl.sglang.probe_result import summarise, to_json
 from opsctl.sglang.prompts import built_in, read_prompts
 from opsctl.sglang.served import ServerInfo
-from opsctl.text import printable
+from opsctl.text import one_line, printable
 
 _ABSENT = ("refused", "not-found")  # kinds of error that mean: no server of SGLang answers on this port
 
@@ -67,12 +67,12 @@ class Probe(Action[ProbeArgs]):
             server = Server(http, key if isinstance(key, Secret) else None)
             try:
                 info = server.info()
-            except ConnectionError as error:
-                return _nothing(args, str(error))
+            except Unreachable as error:
+                return _nothing(args, error.message)
             except RemoteError as error:
                 if error.kind not in _ABSENT:
                     raise
-                return _nothing(args, str(error))
+                return _nothing(args, error.message)
             if info.skip_tokenizer_init and args.if_serving and not args.prompts:
                 return _nothing(args, "the server takes token ids only")
             template = _template(host, info)
@@ -136,7 +136,7 @@ def _was(name: str, before: dict[str, Any] | None, digits: int) -> str:
 
 def _nothing(args: ProbeArgs, why: str) -> Outcome:
     if args.if_serving:
-        return Outcome({"serving": False}, lines=(f"nothing to compare with: {printable(why)}",))
+        return Outcome({"serving": False}, lines=(f"nothing to compare with: {one_line(why, 200)}",))
     return Outcome({"serving": False}, failed=why, hint="`opsctl server status` tells what runs on the host")
 
 

@@ -213,8 +213,8 @@ def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: floa
         return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout)
     except paramiko.ChannelException as error:
         if error.code == 2:  # SSH_OPEN_CONNECT_FAILED, RFC 4254 5.1
-            at = f"port {port} of the host" if address == "127.0.0.1" else f"{address}:{port}, as seen from there"
-            raise Unreachable(f"nothing answers on {at}", where=where) from error
+            at = f"port {port} of the host" if address == "127.0.0.1" else f"{address}:{port}, as seen from there,"
+            raise Unreachable(f"{at} takes no connection", where=where) from error
         if error.code == 1:  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
             raise Unreachable(
                 f"the SSH server does not let us on to {address}:{port}",

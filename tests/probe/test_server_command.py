@@ -110,6 +110,15 @@ def test_the_key_is_in_no_command_line(operator: Operator) -> None:
     assert KEY not in launch
 
 
+def test_where_nothing_serves_there_is_nothing_to_compare_with(operator: Operator, tmp_path: Path) -> None:
+    play = tmp_path / "before.yaml"
+    play.write_text("hosts: all\ntasks: [{name: before, probe: {if_serving: true}}]\n")
+    code, out, _ = operator.types("run", str(play))
+    assert code == Exit.DONE
+    reason = f"no server answers: port {operator.host.port} of the host takes no connection"
+    assert f"    nothing to compare with: {reason}\n" in out
+
+
 def test_a_comparison_restarts_measures_and_puts_back(operator: Operator, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(PROMPT)
@@ -130,7 +139,8 @@ def test_a_comparison_restarts_measures_and_puts_back(operator: Operator, tmp_pa
     assert operator.types("server", "start")[0] == Exit.DONE
     assert [s["pid"] for s in operator.status()] == [after["pid"]]  # as the inventory describes it
     code, out, _ = operator.types("history", "--json")
-    assert "probe --ab" in out
+    ended = {past["playbook"]: past["outcome"] for past in json.loads(out)["runs"]}
+    assert ended == {"start-server": "done", "probe --ab": "rolled-back"}  # nothing is left open
 
 
 def test_a_comparison_takes_the_command_from_the_process_where_the_inventory_has_none(
