@@ -22,6 +22,7 @@ from opsctl.secret import mask
 from opsctl.text import duration, one_line, printable
 
 _MANY_HOSTS = 5  # with more, tasks that changed nothing are not shown one by one
+_LONGEST = 500  # characters of why something failed
 _PROGRESS_EVERY = 5.0  # seconds between two lines of progress of one task
 
 STATUS_WORDS = {
@@ -44,6 +45,7 @@ class PlainView:
     _told: dict[tuple[str, int], float] = field(default_factory=dict)
     _kept: bool = False  # there are details that were not shown
     _recap: list[HostEnded] = field(default_factory=list)
+    _failed: list[TaskEnded] = field(default_factory=list)
     _hints: set[str] = field(default_factory=set)  # said once, however many hosts and the recap say it
 
     def __call__(self, event: Event) -> None:
@@ -79,9 +81,11 @@ class PlainView:
         word = STATUS_WORDS[event.status]
         if self._check and event.status == "changed":
             word = "would change"
-        summary = (
-            f" - {one_line(event.summary)}" if event.summary and (self.verbose or event.status != "skipped") else ""
-        )
+        failed = event.status in ("failed", "unreachable")
+        if failed:
+            self._failed.append(event)
+        shown = event.summary and (self.verbose or event.status != "skipped")
+        summary = f" - {one_line(event.summary, _LONGEST if failed else 200)}" if shown else ""
         took = f" ({duration(event.seconds)})" if event.seconds >= 1 or self.verbose else ""
         self._line(f"{event.host}: {word}: {event.task}{summary}{took}")
         if self.verbose or not event.lines:  # otherwise the lines say it in words
@@ -116,11 +120,18 @@ class PlainView:
             status = "ok" if ended.status == "ok" else ended.status.upper().replace("-", " ")
             self._line(f"{ended.host}: {status} ({counts})")
             if ended.message:
-                self._line(f"    {one_line(ended.message, 500)}")
+                self._line(f"    {self._why(ended)}")
             self._hint(ended.hint)
         if self._kept:
             self._line(f"opsctl show {event.run} tells the details, as --verbose would have")
         self._line(f"{event.outcome} in {duration(event.seconds)} (run {event.run}, exit code {event.exit_code})")
+
+    def _why(self, ended: HostEnded) -> str:
+        """What ended a host; where its task has said so above, which one that was."""
+        for task in self._failed:
+            if task.host == ended.host and task.summary and task.summary in ended.message:
+                return one_line(f"failed at: {task.task} ({task.place.where}), see above")
+        return one_line(ended.message, _LONGEST)
 
     def _hint(self, hint: str | None) -> None:
         if hint and hint not in self._hints:

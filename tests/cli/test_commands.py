@@ -108,6 +108,14 @@ def test_reports_of_a_failed_run(project: Project, cli: Cli) -> None:
         assert "t0psecretvalue" not in text
 
 
+def test_a_failed_check_is_told_once_and_pointed_to_at_the_end(project: Project, cli: Cli) -> None:
+    why = "the drafter does not fit: " + "its head is of another vocabulary, " * 8 + "and that is all"
+    project.write(f"hosts: here\ntasks:\n  - name: fits\n    assert: {{that: 1 == 2, msg: '{why}'}}\n")
+    lines = cli("run", "play.yaml").out.splitlines()
+    assert [line for line in lines if "does not fit" in line] == [f"here: FAILED: fits - {why}"]
+    assert lines[-2:-1] == ["    failed at: fits (play.yaml:3:5), see above"]
+
+
 def test_gitlab_gets_a_code_quality_report(project: Project, cli: Cli) -> None:
     project.write(BROKEN)
     cli("run", "play.yaml", "-o", "gitlab")
