@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from opsctl.errors import OpsctlError
+from opsctl.errors import OpsctlError, Place
 from opsctl.modules.contract import FileDiff
 from opsctl.secret import masked
 
@@ -35,9 +35,12 @@ class Problem:
     hint: str | None = None
 
     @classmethod
-    def of(cls, error: OpsctlError) -> Problem:
-        from opsctl.errors import Place
+    def at(cls, place: Place) -> Problem:
+        """A place alone."""
+        return cls(message="", where=str(place), file=place.file, line=place.line, column=place.column)
 
+    @classmethod
+    def of(cls, error: OpsctlError) -> Problem:
         where = error.where
         place = where if isinstance(where, Place) else None
         return cls(
@@ -159,13 +162,17 @@ class UndoStep(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostEnded(Event):
-    """A host is done with. `counts` has one entry for each status of its tasks."""
+    """A host is done with. `counts` has one entry for each status of its tasks.
+
+    place: in a file of the user's, where what ended it stands there.
+    """
 
     host: str
     status: HostStatus
     counts: dict[str, int]
     message: str
     hint: str | None = None
+    place: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from opsctl.answers import understood
 from opsctl.engine import journal
 from opsctl.engine.connections import Connected, Connections
-from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted
+from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted, Problem
 from opsctl.engine.execute import Reverted
 from opsctl.engine.hostrun import HostRun, PlayOnHost
 from opsctl.engine.model import duration_of
@@ -24,7 +24,7 @@ from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
 from opsctl.engine.undo import tell_undone, undo
 from opsctl.engine.waiting import Interrupted
-from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Unreachable, UsageError
+from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Place, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
@@ -221,7 +221,7 @@ class Fleet:
             elif hint is None or isinstance(error, Unreachable):
                 hint = f"what was done is kept: {again}, or opsctl rollback {run}"
         self.emit(HostEnded(at=self.clock(), host=session.name, status=ended.status, counts=dict(session.counts),
-                            message=message, hint=hint))  # fmt: skip
+                            message=message, hint=hint, place=_place(error)))  # fmt: skip
 
     def finish(self) -> Exit:
         """End the hosts that went well, close all connections, and say how the run ended."""
@@ -243,6 +243,10 @@ class Fleet:
         for session in self.sessions.values():
             session.close()
         self.connections.close()
+
+
+def _place(error: OpsctlError | None) -> Problem | None:
+    return Problem.at(error.where) if error and isinstance(error.where, Place) else None
 
 
 def _plain_end(error: OpsctlError) -> tuple[HostStatus, Exit]:

@@ -32,7 +32,7 @@ def check(
         emit(
             GateChecked(
                 at=clock(), host=session.name, gate=_name(gate), holds=holds, measured=measured, message=message,
-                place=Problem(message="", where=str(place), file=place.file, line=place.line, column=place.column),
+                place=Problem.at(place),
             )
         )  # fmt: skip
         if holds is False and failed is None:

@@ -286,11 +286,10 @@ class HostRun:
 
     def _ended(self, task: Task, result: Result, began: float) -> None:
         self.session.counts[result.status] = self.session.counts.get(result.status, 0) + 1
-        place = task.at.place
         self.it.emit(
             TaskEnded(
                 at=self.it.clock(), host=self.session.name, task=self._label, number=task.number, module=task.module,
-                place=Problem(message="", where=str(place), file=place.file, line=place.line, column=place.column),
+                place=Problem.at(task.at.place),
                 status=result.status, summary=result.summary, seconds=time.monotonic() - began, diffs=result.diffs,
                 lines=result.lines, details=result.details, measures=result.measures,
                 problem=Problem.of(result.error) if result.error else None,

@@ -16,8 +16,22 @@ from opsctl.secret import revealed
 GITLAB_REPORT = Path("gl-code-quality-report.json")
 
 
-def annotations_of(event: Event) -> list[Annotation]:
-    """What an event has to say at a place in a file."""
+@dataclass(slots=True)
+class Annotator:
+    """What events have to say at places in files; how a host ended only where that was not said of a task or a gate."""
+
+    _said: set[tuple[str, Place | None]] = field(default_factory=set)
+
+    def __call__(self, event: Event) -> list[Annotation]:
+        found = _annotations(event)
+        if isinstance(event, HostEnded):
+            return [one for one in found if (event.host, one.place) not in self._said]
+        if isinstance(event, TaskEnded | GateChecked):
+            self._said |= {(event.host, one.place) for one in found}
+        return found
+
+
+def _annotations(event: Event) -> list[Annotation]:
     match event:
         case TaskEnded() if event.status in ("failed", "unreachable"):
             problem = event.problem
@@ -29,8 +43,10 @@ def annotations_of(event: Event) -> list[Annotation]:
             return [
                 Annotation("error", f"gate {event.gate} on {event.host}", event.message, _place(event.place), "gate")
             ]
-        case HostEnded(status="locked" | "unreachable" | "rollback-failed"):
-            return [Annotation("error", f"{event.host}: {event.status}", event.message, None, event.status)]
+        case HostEnded() if event.place or event.status in ("locked", "unreachable", "rollback-failed"):
+            at = _place(event.place) if event.place else None
+            message = event.message.removeprefix(f"{at}: ") + (f"\n→ {event.hint}" if event.hint else "")
+            return [Annotation("error", f"{event.host}: {event.status}", message, at, event.status)]
     return []
 
 
@@ -47,6 +63,7 @@ class GithubView:
     verbose: bool = False
     _plain: PlainView = field(init=False)
     _masked: set[str] = field(default_factory=set)
+    _annotate: Annotator = field(default_factory=Annotator)
     _open: bool = False
     _told: list[str] = field(default_factory=list)  # of this event, not yet written
 
@@ -67,7 +84,7 @@ class GithubView:
         if self._told:
             self.write(github_fence("\n".join(self._told)))
             self._told.clear()
-        for annotation in annotations_of(event):
+        for annotation in self._annotate(event):
             self.write(github(annotation))
 
 
@@ -80,6 +97,7 @@ class GitlabView:
     verbose: bool = False
     _plain: PlainView = field(init=False)
     _found: list[Annotation] = field(default_factory=list)
+    _annotate: Annotator = field(default_factory=Annotator)
     _section: int = 0
 
     def __post_init__(self) -> None:
@@ -92,7 +110,7 @@ class GitlabView:
             self._section += 1
             self.write(f"\x1b[0Ksection_start:{int(time.time())}:opsctl_{self._section}\r\x1b[0K")
         self._plain(event)
-        self._found += annotations_of(event)
+        self._found += self._annotate(event)
 
     def write_report(self) -> None:
         """Write the Code Quality report."""

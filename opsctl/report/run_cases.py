@@ -16,10 +16,12 @@ def junit(record: Record) -> str:
     """The run as JUnit XML."""
     cases = [_task(event) for event in record.of("task_ended")]
     cases += [_gate(event) for event in record.of("gate_checked")]
+    told = {case.group for case in cases if case.status == "failed"}
     cases += [
-        Case(event["host"], "host", "failed", event["message"])
+        Case(event["host"], "host", "failed", event["message"], event.get("hint") or "")
         for event in record.of("host_ended")
         if event["status"] in ("unreachable", "locked", "rollback-failed")
+        or (event["status"] not in ("ok", "skipped") and event["host"] not in told)
     ]
     return document(f"opsctl {record.started.get('playbook', '')}".strip(), cases)
 

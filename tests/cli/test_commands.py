@@ -116,6 +116,20 @@ def test_a_failed_check_is_told_once_and_pointed_to_at_the_end(project: Project,
     assert lines[-2:-1] == ["    failed at: fits (play.yaml:3:5), see above"]
 
 
+def test_what_ends_a_host_outside_of_a_task_has_its_place(project: Project, cli: Cli) -> None:
+    project.write('hosts: here\nvars: {often: -1}\ntasks:\n  - {debug: hi, retries: "{{ often }}"}\n')
+    said = cli("run", "play.yaml", "-o", "jsonl", "--junit", "j.xml")
+    ended = next(e for e in map(json.loads, said.out.splitlines()) if e["event"] == "host_ended")
+    assert ended["place"] == {"message": "", "where": "play.yaml:4:26", "file": "play.yaml", "line": 4, "column": 26}
+    assert [case.get("name") for case in ET.parse("j.xml").iter("testcase") if case.find("failure") is not None]
+    out = cli("run", "play.yaml", "-o", "github").out
+    errors = [line for line in out.splitlines() if line.startswith("::error")]
+    assert errors == ["::error file=play.yaml,line=4,col=26,title=here%3A failed::retries: expected at least 0, got -1"]
+    project.write(BROKEN)
+    out = cli("run", "play.yaml", "-o", "github").out
+    assert out.count("::error") == 1  # a task's failure is not told again as the host's
+
+
 def test_gitlab_gets_a_code_quality_report(project: Project, cli: Cli) -> None:
     project.write(BROKEN)
     cli("run", "play.yaml", "-o", "gitlab")
