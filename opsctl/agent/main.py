@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ from opsctl.agent.protocol import AgentError, Context, ProtocolError, frame, rea
 LINGER = 0.003  # seconds that an answer waits for those of calls that still run: together they are one packet
 LOADING = 0.1  # seconds that it waits for calls whose code is still being compiled, which is once
 OUTBOX = 8 << 20  # bytes waiting to be written, from which on calls wait with saying more
+PIPE = 1 << 20  # bytes that wait to be read: the most that a user may ask for by default
 GRACE = 5.0  # seconds that calls get to end by themselves once the controller is gone
 KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL for what they had started
 
@@ -215,6 +217,9 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     # Frames have descriptors of their own, so that neither a child nor a stray print can come between.
     sink = os.dup(1)
     os.dup2(2, 1)
+    # sshd writes a packet at a time, and has to wait where we take them more slowly than they come.
+    with contextlib.suppress(OSError):  # no pipe, or the system has a limit for all of a user
+        fcntl.fcntl(source.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

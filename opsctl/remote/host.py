@@ -164,7 +164,9 @@ class RemoteHost:
             connect = self._link.openssh(name) if self._link else None
         if connect is None:
             return None
-        return lambda: self._start_agent(user, lambda command: LocalStream(f"{connect} {shlex.quote(command)}"))
+        return lambda: self._start_agent(
+            user, lambda command: LocalStream(f"{connect} {shlex.quote(command)}", much=True)
+        )
 
     def _start_agent(self, user: str | None, start: Callable[[str], Stream] | None = None) -> AgentClient:
         boot = bundle.boot({"state": self.spec.state_dir, "lease": heartbeat.LEASE})

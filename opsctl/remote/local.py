@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import select
+import socket
 import subprocess
 import time
 from typing import IO
@@ -16,23 +17,27 @@ _PIPE = 1 << 20  # bytes: the largest a user may ask for by default
 
 
 class LocalStream:
-    """A command on this machine, as a Stream."""
+    """A command on this machine, as a Stream. With `much` to be sent its standard input is a socket."""
 
-    def __init__(self, command: str) -> None:
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the controller: it ends the agent by ending its input
-        )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
+    def __init__(self, command: str, *, much: bool = False) -> None:
+        theirs, ours = _socket() if much else _pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                stdin=theirs,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the controller: it ends the agent by ending its input
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._process.stdout and self._process.stderr
+        self._in, self._out, self._err = os.fdopen(ours, "wb", buffering=0), self._process.stdout, self._process.stderr
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe.fileno(), False)
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with contextlib.suppress(OSError):  # the system may have a limit for all pipes of a user
-                fcntl.fcntl(self._in.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         self._tail = Tail()
 
     def send(self, data: bytes, timeout: float) -> None:
@@ -107,3 +112,23 @@ class LocalStream:
                 if not data:
                     poll.unregister(fd)
         raise TimeoutError
+
+
+def _pipe() -> tuple[int, int]:
+    """Its reading end and ours."""
+    theirs, ours = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # the system may have a limit for all pipes of a user
+            fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, _PIPE)
+    return theirs, ours
+
+
+def _socket() -> tuple[int, int]:
+    """Its end and ours.
+
+    A pipe takes more as soon as `ssh` has read its 16 KiB, and so often we would be woken; a socket waits until three
+    quarters of it are free.
+    """
+    theirs, ours = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIPE)
+    return theirs.detach(), ours.detach()
