@@ -205,6 +205,22 @@ def _signal(group: int, sig: int) -> bool:
     return True
 
 
+def _have_main_thread_woken() -> None:
+    """See that the main thread, which alone runs Python's handlers, is not left waiting for input at a signal.
+
+    The kernel may deliver a signal to any thread, and does so where several come at a time.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+
+    def wake() -> None:
+        os.read(reader, 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # once is enough: all of them end us
+
+    threading.Thread(target=wake, daemon=True).start()
+
+
 def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     """Serve on `source` and standard output until the input ends.
 
@@ -227,4 +243,5 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
     loader.fetch = agent.fetch
     for sig in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(sig, agent.leave)
+    _have_main_thread_woken()
     agent.serve()
