@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,30 @@ def test_check_mode_tells_what_would_travel(staging: Staging, tmp_path: Path) ->
     assert staging.releases == []
 
 
+def test_check_mode_names_the_release_that_a_run_makes(staging: Staging, tmp_path: Path) -> None:
+    """Although a run would read the source only while it is sent."""
+    source = drafter(tmp_path / "source")
+    run_site, staging.site = staging.site, replace(staging.site, check=True)
+    parsed, seen, change = staging.plan(path=str(source))
+    assert change is not None
+    assert isinstance(staging.module, Module)
+    told = staging.module.result(parsed, seen, None, staging.site)
+    staging.site = run_site
+    assert told["release"] == staging.run(path=str(source))["release"]
+    assert f" as {told['release']}: " in change.summary
+
+
+def test_what_another_controller_has_staged_is_recognised(
+    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that remembers no digests and holds another copy of the files."""
+    first = staging.run(path=str(drafter(tmp_path / "one")))
+    monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "another"))
+    again = staging.run(path=str(drafter(tmp_path / "two")))
+    assert not again["changed"]
+    assert (again["release"], again["digest"], again["sent"]) == (first["release"], first["digest"], 0)
+
+
 def test_only_tensors_that_changed_travel(staging: Staging, tmp_path: Path) -> None:
     staging.run(path=str(drafter(tmp_path / "one")))
     tuned = drafter(tmp_path / "two", fc=1)
@@ -175,7 +200,7 @@ def test_a_changed_release_in_service_is_left_alone(staging: Staging, tmp_path: 
     assert Path(release, "extra.safetensors").exists()
 
 
-@pytest.mark.parametrize("then", ["as it was", "touched"])
+@pytest.mark.parametrize("then", ["as it was", "touched", "changed"])
 def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
     make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, tmp_path: Path, then: str
 ) -> None:
@@ -194,12 +219,16 @@ def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
     if then == "touched":
         for file in source.iterdir():
             os.utime(file)
+    if then == "changed":
+        (source / "more.bin").write_bytes(random.Random(2).randbytes(96 * MIB))
     told: list[str] = []
     staging = Staging(make_host(), tmp_path / "weights")
     result = staging.run(told.append, path=str(source))
     assert contents(result["release"]) == contents(source)
     left = float(next(text for text in told if " of " in text).split()[3])
-    assert left <= 80  # of 110 MiB, of which 60 had arrived; what was cut in the middle of a chunk travels again
+    assert (
+        then == "changed" or left <= 80
+    )  # of 110 MiB, of which 60 had arrived; what was cut in the middle of a chunk travels again
 
 
 def test_bytes_that_went_bad_on_the_way_are_found_and_sent_again(staging: Staging, tmp_path: Path) -> None:

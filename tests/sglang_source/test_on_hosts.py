@@ -20,7 +20,7 @@ from opsctl.cli.main import run
 from opsctl.errors import Exit
 from opsctl.inventory import load
 from opsctl.remote.host import connect
-from tests.proxy import Proxy
+from tests.proxy import Proxy, fewest
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
 from tests.sshd import Sshd, free_port
@@ -449,9 +449,12 @@ def test_a_status_costs_one_look(box: Box, cli: Cli, slow_link: Callable[..., Pr
     with connect(host.connection()) as remote:
         remote.call(Call("files.stat", {"path": "/"}))
     alone = proxy.turns_until_closed()
-    assert cli("patch", "sglang", "--status").code == Exit.CHANGES
-    status = proxy.turns_until_closed()
-    assert status <= alone + 1  # agent modules may be asked for
+
+    def status() -> int:
+        assert cli("patch", "sglang", "--status").code == Exit.CHANGES
+        return proxy.turns_until_closed()
+
+    assert fewest(status) <= alone + 1  # agent modules may be asked for
 
 
 def a_drafter(folder: Path, architecture: str, tensor: str) -> Path:
