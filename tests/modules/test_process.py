@@ -18,6 +18,7 @@ from opsctl.agent import pids, process
 from opsctl.agent.protocol import AgentError
 from opsctl.secret import Secret
 from tests.modules.conftest import InProcess, Play
+from tests.sshd import eventually
 
 # Starts a child that outlives it, says so, and ends on SIGTERM; with STUBBORN the child ignores SIGTERM.
 PARENT = """
@@ -116,11 +117,14 @@ def test_a_restart_cut_after_the_stop_can_be_undone(play: Play, top: Path) -> No
 
 def test_a_pid_that_is_someone_elses_now_is_never_signalled(play: Play, top: Path, tmp_path: Path) -> None:
     play.run("process", name="s", argv=["sleep", "600"], log=str(top / "log"))
+    path = tmp_path / "state" / "processes" / "s.json"
+    record = json.loads(path.read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    # Start times are counted in ticks of 10 ms, within which no pid comes round again.
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) >= (record["start"] + 1) * tick)
     foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        path = tmp_path / "state" / "processes" / "s.json"
-        record = json.loads(path.read_text())
-        os.kill(record["pid"], signal.SIGKILL)
         for change in ({"pid": foreign.pid, "sid": foreign.pid}, {"boot": "an earlier boot"}):
             path.write_text(json.dumps({**record, "pid": foreign.pid, "sid": foreign.pid, **change}))
             assert process.status(InProcess(), "s")["state"] == "dead"
