@@ -130,12 +130,12 @@ def _pump(source: int, send: Callable[[bytes], None]) -> None:
             if not gone:
                 try:
                     send(data)
-                except OSError:
+                except (OSError, EOFError):  # paramiko says EOFError where the link itself is gone
                     gone = True
 
 
 def _feed(channel: paramiko.Channel, target: int) -> None:
-    with contextlib.suppress(OSError), os.fdopen(target, "wb", buffering=0) as pipe:
+    with contextlib.suppress(OSError, EOFError), os.fdopen(target, "wb", buffering=0) as pipe:
         while data := channel.recv(_CHUNK):
             pipe.write(data)
 
