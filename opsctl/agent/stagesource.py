@@ -1,46 +1,43 @@
 """Reading a folder that is to be staged: its files in chunks, each with its digest.
 
 A chunk's digest is SHA-256 over the SHA-256 of its blocks, so that one reading tells which blocks of a chunk
-that changed are still the same. Gigabytes are read once: what was found is remembered by size, mtime and inode.
+that changed are still the same. Gigabytes are read once: see readings.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from opsctl.agent import checkpoint, durable
-from opsctl.agent.chunking import (
-    BLOCK_DIGEST,
-    block_digests,
-    blocks_in,
-    chunk_digest,
-    file_ranges,
-    release_digest,
-    shortened,
-)
+from opsctl.agent import checkpoint, readings
+from opsctl.agent.chunking import block_digests, chunk_digest, file_ranges, release_digest, shortened
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.readings import Reading, Span
 
 WORKERS = 8
 _READ = 1 << 18  # bytes read at a time: a multiple of BLOCK
-_FRESH = 2000000000  # ns: a file changed this recently may change again within the grain of its clock
 
 Chunk = List[Any]  # start, end, digest
 Stat = List[int]  # size, mtime in ns, inode
 
 
 class Outline(NamedTuple):
-    """A folder before it is read: its files, where they are cut, and chunks and digests of those that are known."""
+    """A folder before it is read: its files, the chunks they are cut into, and what is known of those.
+
+    `settled`: those of `stats` that would show a change from here on.
+    """
 
     path: str
     stats: Dict[str, Stat]
-    ranges: Dict[str, List[Tuple[int, int]]]
-    known: Dict[str, Tuple[List[Chunk], bytes]]
+    settled: Mapping[str, Sequence[int]]
+    chunks: List[Span]
+    known: Dict[Span, Reading]
+
+    @property
+    def unknown(self) -> List[Span]:
+        return [span for span in self.chunks if span not in self.known]
 
 
 class Found(NamedTuple):
@@ -70,9 +67,14 @@ def outline(path: str, follow_links: bool = False) -> Outline:
     path = os.path.abspath(os.path.expanduser(path))
     files = _chosen(path, follow_links)
     stats = {file["name"]: [file["size"], file["mtime"], file["inode"]] for file in files}
+    settled = readings.settled(stats)
     boundaries = checkpoint.boundaries(path, files, follow_links)
-    ranges = {name: file_ranges(stat[0], boundaries.get(name, ())) for name, stat in stats.items()}
-    return Outline(path, stats, ranges, _recalled(path, stats, ranges))
+    chunks = [
+        Span(name, start, end)
+        for name, stat in stats.items()
+        for start, end in file_ranges(stat[0], boundaries.get(name, ()))
+    ]
+    return Outline(path, stats, settled, chunks, readings.recall(path, stats))
 
 
 def finish(call: Context, folder: Outline) -> Found:
@@ -80,24 +82,20 @@ def finish(call: Context, folder: Outline) -> Found:
 
     Progress: {text, fraction}. Raises AgentError `invalid` for files that change while they are read.
     """
-    path, stats, ranges, known = folder
-    todo = [(name, start, end) for name in ranges if name not in known for start, end in ranges[name]]
-    fresh = _digests(call, path, todo)
-    for name in {name for name, _, _ in todo}:
+    path, stats = folder.path, folder.stats
+    todo = folder.unknown
+    known = {**folder.known, **_read(call, folder, todo)}
+    for name in {span.name for span in todo}:
         if _stat(os.path.join(path, name)) != stats[name]:
             raise AgentError("invalid", "%s was changed while it was being read" % name, path=path, changed=name)
-    chunks, blocks = {}, {}
-    for name in ranges:
-        if name in known:
-            chunks[name], blocks[name] = known[name]
-        else:
-            own = [(start, end, fresh[name, start, end]) for start, end in ranges[name]]
-            chunks[name] = [[start, end, chunk_digest(digests)] for start, end, digests in own]
-            blocks[name] = b"".join(shortened(digests) for _, _, digests in own)
-    found = Found(path, chunks, stats, blocks)
+    own = {span: known[span] for span in folder.chunks}
     if todo:
-        _remember(found)
-    return found
+        readings.keep(path, folder.settled, own)
+    files, blocks = {name: [] for name in stats}, dict.fromkeys(stats, b"")  # type: Dict[str, List[Chunk]], Dict[str, bytes]
+    for span, reading in own.items():
+        files[span.name].append([span.start, span.end, reading.digest])
+        blocks[span.name] += reading.blocks
+    return Found(path, files, stats, blocks)
 
 
 def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]:
@@ -133,24 +131,27 @@ def _chosen(path: str, follow_links: bool) -> List[Dict[str, Any]]:
     return files
 
 
-def _digests(call: Context, path: str, todo: List[Tuple[str, int, int]]) -> Dict[Tuple[str, int, int], List[bytes]]:
-    total, done = sum(end - start for _, start, end in todo), 0
+def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Reading]:
+    total, done = sum(span.end - span.start for span in todo), 0
     found = {}
     with ThreadPoolExecutor(workers()) as pool:
-        for part, told in zip(todo, pool.map(lambda part: _of(call, path, *part), todo)):
-            found[part] = told
-            done += part[2] - part[1]
+        for span, told in zip(todo, pool.map(lambda span: _of(call, folder.path, span), todo)):
+            found[span] = told
+            if span.name in folder.settled:
+                readings.note(folder.path, folder.stats[span.name], span, told)
+            done += span.end - span.start
             call.progress({"text": "reading", "fraction": done / total})
     return found
 
 
-def _of(call: Context, path: str, name: str, start: int, end: int) -> List[bytes]:
+def _of(call: Context, path: str, span: Span) -> Reading:
     try:
-        fd = os.open(os.path.join(path, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(os.path.join(path, span.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise AgentError("permission", "cannot read %s: %s" % (name, error.strerror), path=path) from None
+        raise AgentError("permission", "cannot read %s: %s" % (span.name, error.strerror), path=path) from None
     with open(fd, "rb", buffering=0) as file:
-        return digests(call, file, start, end)
+        blocks = digests(call, file, span.start, span.end)
+    return Reading(chunk_digest(blocks), shortened(blocks))
 
 
 def _fill(file: io.FileIO, memory: memoryview) -> int:
@@ -170,47 +171,3 @@ def _stat(path: str) -> Optional[Stat]:
     except OSError:
         return None
     return [info.st_size, info.st_mtime_ns, info.st_ino]
-
-
-def _memory(path: str) -> str:
-    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-    return os.path.join(durable.folder("digests"), name)
-
-
-def _recalled(
-    path: str, stats: Dict[str, Stat], ranges: Dict[str, List[Tuple[int, int]]]
-) -> Dict[str, Tuple[List[Chunk], bytes]]:
-    """What is known of files that are as they were. Losing it costs time only."""
-    try:
-        told = durable.read_json(_memory(path) + ".json") or {}
-        with open(_memory(path) + ".blocks", "rb") as stream:
-            blob = stream.read()
-        if hashlib.sha256(blob).hexdigest() != told.get("blocks"):
-            return {}
-    except (AgentError, OSError):
-        return {}
-    found, at = {}, 0
-    for name, file in told["files"].items():
-        size = _blocks_size(file["chunks"])
-        same = file["stat"] == stats.get(name) and [(c[0], c[1]) for c in file["chunks"]] == ranges[name]
-        if same:
-            found[name] = file["chunks"], blob[at : at + size]
-        at += size
-    return found
-
-
-def _remember(found: Found) -> None:
-    settled = int(time.time() * 1e9) - _FRESH
-    names = [name for name, stat in found.stats.items() if stat[1] < settled]
-    blob = b"".join(found.blocks[name] for name in names)
-    told = {
-        "blocks": hashlib.sha256(blob).hexdigest(),
-        "files": {name: {"stat": found.stats[name], "chunks": found.files[name]} for name in names},
-    }
-    with contextlib.suppress(AgentError, OSError):
-        durable.write(_memory(found.path) + ".blocks", blob)
-        durable.write(_memory(found.path) + ".json", durable.json_bytes(told))
-
-
-def _blocks_size(chunks: Iterable[Chunk]) -> int:
-    return BLOCK_DIGEST * sum(blocks_in(chunk[0], chunk[1]) for chunk in chunks)

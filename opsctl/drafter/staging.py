@@ -159,9 +159,11 @@ def outline_source(path: Path, *, follow_links: bool = False) -> Source:
     """A local folder without reading it, unless all of it is remembered. Raises UsageError as `read_source`."""
     with _told(path):
         folder = stagesource.outline(str(path), follow_links)
-        if set(folder.known) == set(folder.ranges):
+        if not folder.unknown:
             return _finished(folder, lambda: False)
-        chunks = {name: [[*span, ""] for span in spans] for name, spans in folder.ranges.items()}
+        chunks: dict[str, list[list[Any]]] = {name: [] for name in folder.stats}
+        for name, start, end in folder.chunks:
+            chunks[name].append([start, end, ""])
         return Source.of({"path": folder.path, "digest": "", "files": chunks, "stats": folder.stats})
 
 
