@@ -34,6 +34,14 @@ def playbook(name: str) -> Path:
     raise UsageError(f"there is no playbook {name!r}{looked}", hint=did_you_mean(given.stem, known) if known else None)
 
 
+def word_for(path: Path) -> str:
+    """What `playbook` finds this file by: its name where that leads to it, else its path."""
+    try:
+        return path.stem if playbook(path.stem).samefile(path) else str(path)
+    except UsageError:
+        return str(path)
+
+
 def file(kind: str, path: str, playbook: Path) -> Path:
     """The local file (or folder) that a task means by `path`; `kind` is "files" or "templates". Raises UsageError."""
     given = Path(path).expanduser()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -214,7 +215,7 @@ class Fleet:
         message, hint = (str(error), error.hint) if error else ("", None)
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
-            again = f"opsctl run {self.info.meta.get('playbook')} --resume {run}"
+            again = f"opsctl run {shlex.quote(str(self.info.meta.get('playbook')))} --resume {run}"
             if session.supervised:
                 hint = ("the host takes everything back by itself when the time to confirm it is over; before that: "
                         f"{again}, or at once: opsctl rollback {run}")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -261,8 +262,9 @@ class HostRun:
         past = [p for p in self.session.past or () if p.run != self.session.info.run]
         for one in past:
             if one.unfinished:
+                go_on = f"opsctl run {shlex.quote(one.playbook)} --resume {one.run}"
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
-                           f"opsctl rollback {one.run}, or opsctl run {one.playbook} --resume {one.run}")  # fmt: skip
+                           f"opsctl rollback {one.run}, or {go_on}")  # fmt: skip
         if past and past[0].expired:
             self._note("warning", f"the last run here, {past[0].run} ({past[0].playbook}), was not confirmed in time: "
                        "the host has taken it back by itself", f"opsctl show {past[0].run}")  # fmt: skip

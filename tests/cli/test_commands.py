@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -178,6 +179,20 @@ def test_history_is_that_of_the_project_one_is_in(project: Project, cli: Cli, mo
     assert "play on" not in said.out
     assert "1 run of other inventories: opsctl history --all" in said.err
     assert f"(of {project.folder}/inventory.yaml)" in cli("history", "--all").out
+
+
+@pytest.mark.parametrize("name", ["play.yaml", "playbooks/play.yaml", "odd plays/play.yml"])
+def test_the_command_that_goes_on_with_a_failed_run_does(project: Project, cli: Cli, name: str) -> None:
+    (project.folder / name).parent.mkdir(exist_ok=True)
+    waits = "command: {cmd: 'test -e OUT/mended', read_only: true}"
+    play = PLAY.replace("rollback", "stop") + "  - {name: waits, " + waits + "}\n"
+    (project.folder / name).write_text(play.replace("OUT", str(project.out)))
+    told = cli("run", name)
+    assert told.code == Exit.FAILED
+    found = re.search(r"opsctl (run .* --resume [-\w]+), or opsctl rollback", told.out + told.err)
+    assert found
+    (project.out / "mended").touch()
+    assert cli(*shlex.split(found[1])).code == Exit.DONE
 
 
 @pytest.mark.parametrize(
