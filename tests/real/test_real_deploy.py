@@ -17,7 +17,7 @@ from opsctl.errors import Exit
 from tests.sshd import Sshd
 
 KEY = "sk-real-0123456789"
-TOKENS = 16  # of each answer: a verify step takes a second here
+TOKENS = 16  # of each answer
 PROMPT = '{"id": "a", "input_ids": [40, 44, 48, 52]}\n'
 
 

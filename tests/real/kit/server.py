@@ -49,7 +49,7 @@ def command(
     argv += ["--mem-fraction-static", "0.1", "--max-total-tokens", "4096", "--max-running-requests", "4"]
     argv += ["--disable-cuda-graph", "--disable-overlap-schedule", "--skip-server-warmup"]
     argv += ["--enable-metrics", "--decode-log-interval", "4"]
-    # Of the backends that run on any CPU only Triton's (interpreted, and slow for it) verifies draft trees.
+    # Of the backends that run on any CPU only Triton's verifies draft trees.
     plain = drafter is None and target == "llama"
     argv += ["--attention-backend", "torch_native" if plain else "triton"]
     if target == "k25":
