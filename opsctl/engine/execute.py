@@ -219,7 +219,7 @@ class Doing:
     def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply]:
         if seen is None:
             seen = self.session.user(self.task.become).send(item.calls) if item.calls else ()
-        return [self.session.wait(pending, timeout or OBSERVING) for pending in seen]
+        return [self.session.wait(pending, timeout or OBSERVING, unless_stopped=True) for pending in seen]
 
     def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply]:
         if change.transfer is not None:
@@ -233,7 +233,7 @@ class Doing:
         sent = self.session.apply(self.task.become, self.label, change, within, self._progress())
         self.applied(sent)
         try:
-            reply = self.session.wait(sent, timeout)
+            reply = self.session.wait(sent, timeout, unless_stopped=True)
         except Unreachable:
             if within is None:
                 raise
@@ -253,7 +253,7 @@ class Doing:
             self._regain()
             sent = self.session.remote().send([journal.follow(self.session.info.run)], on_progress=self._progress())
             try:
-                return self.session.wait(sent[0], timeout)
+                return self.session.wait(sent[0], timeout, unless_stopped=True)
             except Unreachable:
                 continue
 

@@ -180,11 +180,13 @@ class Session:
         if supervised:
             self.supervised, self.lock = True, lock  # which its supervisor holds
 
-    def wait(self, pending: Pending, timeout: float | None) -> Reply:
-        """The reply of a call; Ctrl-C cancels it meanwhile."""
+    def wait(self, pending: Pending, timeout: float | None, *, unless_stopped: bool = False) -> Reply:
+        """The reply of a call; Ctrl-C cancels it meanwhile, and `unless_stopped` also if it came before."""
         with self.guard:
             self.current.append(pending)
         try:
+            if unless_stopped and self.info.cancelled():  # after it was sent, before `cancel` could see it
+                pending.cancel()
             return pending.wait(timeout)
         except OpsctlError as error:
             error.where = error.where or self.name

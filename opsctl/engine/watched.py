@@ -31,10 +31,10 @@ class Watched(Host):
         return self._remote.name
 
     def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
-        return self._session.wait(self._send([call], on_progress)[0], self._limit(timeout))
+        return self._wait(self._send([call], on_progress)[0], timeout)
 
     def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
-        return [self._session.wait(pending, self._limit(timeout)) for pending in self._send(calls, None)]
+        return [self._wait(pending, timeout) for pending in self._send(calls, None)]
 
     def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
         self.asked = True
@@ -53,6 +53,9 @@ class Watched(Host):
         if self._session.info.cancelled():
             raise Interrupted("stopped", where=self.name)
         return self._remote.send(calls, on_progress=on_progress)
+
+    def _wait(self, pending: Pending, timeout: float | None) -> Reply:
+        return self._session.wait(pending, self._limit(timeout), unless_stopped=True)
 
     def _limit(self, timeout: float | None) -> float | None:
         if self._deadline is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -452,6 +453,45 @@ def test_ctrl_c_stops_says_where_the_host_stands_and_lets_go(project: Project) -
     assert ran.ended() == {"here": "interrupted"}  # type: ignore[attr-defined]
     assert "later" not in ran.statuses()  # type: ignore[attr-defined]
     assert project.run("hosts: here\ntasks:\n  - debug: hi\n").code == Exit.DONE
+
+
+class LateStop(threading.Event):
+    """A stop that comes right after the engine has asked for the `n`th time whether there is one."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.asked, self.n, self.watcher = 0, n, threading.main_thread()
+
+    def is_set(self) -> bool:
+        told, self.asked = super().is_set(), self.asked + 1
+        if self.asked == self.n:
+            self.set()
+            self.watcher.join(10)
+        return told
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.watcher = threading.current_thread()
+        return super().wait(timeout)
+
+
+def test_ctrl_c_is_heard_whenever_it_comes(project: Project) -> None:
+    project.write(
+        "hosts: here\ntasks:\n  - {name: one, debug: hi}\n  - {name: long, shell: touch OUT/begun; sleep 600}\n"
+    )
+
+    def stopped(stop: LateStop, at: Callable[[], object]) -> bool:
+        ran: list[int] = []
+        runner = threading.Thread(target=lambda: ran.append(project.run(stop=stop).code), daemon=True)
+        runner.start()
+        at()
+        runner.join(30)
+        return ran == [Exit.INTERRUPTED]
+
+    usual, asked = LateStop(0), list[int]()
+    assert stopped(usual, lambda: (_until((project.out / "begun").exists), asked.append(usual.asked), usual.set()))
+    assert asked[0] > 2
+    for n in range(1, asked[0] + 1):
+        assert stopped(LateStop(n), lambda: None), f"stopped after question {n} of {asked[0]}"
 
 
 def test_ctrl_c_does_not_wait_for_what_is_being_sent(project: Project) -> None:
