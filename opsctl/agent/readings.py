@@ -2,8 +2,8 @@
 
     STATE/digests/NAME    a line of JSON for each chunk: [file, [size, mtime, inode], start, end, digest, blocks]
 
-A line counts as long as the file has that size, mtime and inode. It is written when the chunk was read, so that a run
-that is killed has not read for nothing. Losing any of it costs time only.
+A line counts as long as the file has that size, mtime and inode. Lines are written while the folder is read, so that a
+run that is killed has not read for nothing. Losing any of it costs time only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from opsctl.agent import durable
 from opsctl.agent.chunking import BLOCK_DIGEST, blocks_in
 from opsctl.agent.protocol import AgentError
 
+_KEPT = 90 * 24 * 3600  # seconds since a folder was last read
 _FRESH = 2000000000  # ns: a file changed this recently may change again within the grain of its clock
 
 
@@ -67,12 +68,15 @@ def note(folder: str, stat: Sequence[int], span: Span, reading: Reading) -> None
 
 
 def keep(folder: str, stats: Mapping[str, Sequence[int]], readings: Mapping[Span, Reading]) -> None:
-    """Remember this and nothing else of the folder."""
+    """Remember this and nothing else of the folder, and forget folders that were not read for long."""
     lines: Iterable[bytes] = (
         _line(stats[span.name], span, one) for span, one in readings.items() if span.name in stats
     )
     with contextlib.suppress(AgentError, OSError):
         durable.write(_memory(folder), b"\n".join(lines))
+        for other in os.scandir(durable.folder("digests")):
+            if other.stat().st_mtime < time.time() - _KEPT:
+                os.unlink(other.path)
 
 
 def _line(stat: Sequence[int], span: Span, reading: Reading) -> bytes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from opsctl.agent import checkpoint, readings
-from opsctl.agent.chunking import block_digests, chunk_digest, file_ranges, release_digest, shortened
+from opsctl.agent.chunking import block_digests, blocks_in, chunk_digest, file_ranges, release_digest, shortened
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.readings import Reading, Span
 
@@ -87,15 +87,16 @@ def finish(call: Context, folder: Outline) -> Found:
     known = {**folder.known, **_read(call, folder, todo)}
     for name in {span.name for span in todo}:
         if _stat(os.path.join(path, name)) != stats[name]:
-            raise AgentError("invalid", "%s was changed while it was being read" % name, path=path, changed=name)
+            raise _changed(path, name)
     own = {span: known[span] for span in folder.chunks}
     if todo:
         readings.keep(path, folder.settled, own)
-    files, blocks = {name: [] for name in stats}, dict.fromkeys(stats, b"")  # type: Dict[str, List[Chunk]], Dict[str, bytes]
+    files = {name: [] for name in stats}  # type: Dict[str, List[Chunk]]
+    blocks = {name: [] for name in stats}  # type: Dict[str, List[bytes]]
     for span, reading in own.items():
         files[span.name].append([span.start, span.end, reading.digest])
-        blocks[span.name] += reading.blocks
-    return Found(path, files, stats, blocks)
+        blocks[span.name].append(reading.blocks)
+    return Found(path, files, stats, {name: b"".join(each) for name, each in blocks.items()})
 
 
 def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]:
@@ -135,7 +136,7 @@ def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Readin
     total, done = sum(span.end - span.start for span in todo), 0
     found = {}
     with ThreadPoolExecutor(workers()) as pool:
-        for span, told in zip(todo, pool.map(lambda span: _of(call, folder.path, span), todo)):
+        for span, told in zip(todo, pool.map(lambda span: _of(call, folder, span), todo)):
             found[span] = told
             if span.name in folder.settled:
                 readings.note(folder.path, folder.stats[span.name], span, told)
@@ -144,14 +145,23 @@ def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Readin
     return found
 
 
-def _of(call: Context, path: str, span: Span) -> Reading:
+def _of(call: Context, folder: Outline, span: Span) -> Reading:
+    path = os.path.join(folder.path, span.name)
     try:
-        fd = os.open(os.path.join(path, span.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise AgentError("permission", "cannot read %s: %s" % (span.name, error.strerror), path=path) from None
+        raise AgentError("permission", "cannot read %s: %s" % (span.name, error.strerror), path=folder.path) from None
     with open(fd, "rb", buffering=0) as file:
-        blocks = digests(call, file, span.start, span.end)
+        # What is remembered is remembered of this very file: it must be the one that was looked at, before and after.
+        same = _stat(fd) == folder.stats[span.name]
+        blocks = digests(call, file, span.start, span.end) if same else []
+        if _stat(fd) != folder.stats[span.name] or len(blocks) != blocks_in(span.start, span.end):
+            raise _changed(folder.path, span.name)
     return Reading(chunk_digest(blocks), shortened(blocks))
+
+
+def _changed(path: str, name: str) -> AgentError:
+    return AgentError("invalid", "%s was changed while it was being read" % name, path=path, changed=name)
 
 
 def _fill(file: io.FileIO, memory: memoryview) -> int:
@@ -165,7 +175,7 @@ def _fill(file: io.FileIO, memory: memoryview) -> int:
     return done
 
 
-def _stat(path: str) -> Optional[Stat]:
+def _stat(path: Union[str, int]) -> Optional[Stat]:
     try:
         info = os.stat(path)
     except OSError:

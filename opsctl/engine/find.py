@@ -35,10 +35,10 @@ def playbook(name: str) -> Path:
 
 
 def word_for(path: Path) -> str:
-    """What `playbook` finds this file by: its name where that leads to it, else its path."""
+    """What `playbook` finds this file by, from here: its name where that leads to it, else its path."""
     try:
         return path.stem if playbook(path.stem).samefile(path) else str(path)
-    except UsageError:
+    except (UsageError, OSError):
         return str(path)
 
 

@@ -215,7 +215,7 @@ class Fleet:
         message, hint = (str(error), error.hint) if error else ("", None)
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
-            again = f"opsctl run {shlex.quote(str(self.info.meta.get('playbook')))} --resume {run}"
+            again = f"opsctl run {shlex.quote(str(self.info.meta.get('found_by')))} --resume {run}"
             if session.supervised:
                 hint = ("the host takes everything back by itself when the time to confirm it is over; before that: "
                         f"{again}, or at once: opsctl rollback {run}")  # fmt: skip

@@ -262,7 +262,7 @@ class HostRun:
         past = [p for p in self.session.past or () if p.run != self.session.info.run]
         for one in past:
             if one.unfinished:
-                go_on = f"opsctl run {shlex.quote(one.playbook)} --resume {one.run}"
+                go_on = f"opsctl run {shlex.quote(one.found_by)} --resume {one.run}"
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
                            f"opsctl rollback {one.run}, or {go_on}")  # fmt: skip
         if past and past[0].expired:

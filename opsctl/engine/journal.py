@@ -57,6 +57,11 @@ class PastRun:
     def playbook(self) -> str:
         return str(self.meta.get("playbook", "?"))
 
+    @property
+    def found_by(self) -> str:
+        """What its playbook was found by, where the run was made."""
+        return str(self.meta.get("found_by") or self.playbook)
+
 
 @dataclass(frozen=True, slots=True)
 class Undone:

@@ -282,7 +282,7 @@ def _meta(plan: Plan, options: Options) -> dict[str, Any]:
     for stage in plan.stages:
         variables |= stage.given.values
     known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__}
-    return {**holder(plan.run, find.word_for(plan.playbook.path)), **known}
+    return {**holder(plan.run, plan.playbook.name), "found_by": find.word_for(plan.playbook.path), **known}
 
 
 def run_name() -> str:

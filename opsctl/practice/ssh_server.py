@@ -20,6 +20,8 @@ from paramiko.common import (
 )
 
 _CHUNK = 32 << 10
+# What sending to a client that has gone raises: its channel is closed, its link, or the keys cannot be renewed.
+_GONE = (OSError, EOFError, paramiko.SSHException)
 
 
 class PracticeSSH:
@@ -49,7 +51,7 @@ class PracticeSSH:
         transport.add_server_key(self._host_key)
         session = _Session(self, self._user_key)
         # A client that leaves in mid-handshake is no event for a practice host.
-        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+        with contextlib.suppress(*_GONE):
             transport.start_server(server=session)
             while transport.is_active():
                 channel = transport.accept(1)
@@ -117,7 +119,7 @@ class _Session(paramiko.ServerInterface):
             code = process.wait()
             for thread in outputs:
                 thread.join()
-        with contextlib.suppress(OSError, EOFError):  # the client has gone
+        with contextlib.suppress(*_GONE):
             channel.send_exit_status(code if code >= 0 else 128 - code)
             channel.close()
 
@@ -130,12 +132,12 @@ def _pump(source: int, send: Callable[[bytes], None]) -> None:
             if not gone:
                 try:
                     send(data)
-                except (OSError, EOFError):  # paramiko says EOFError where the link itself is gone
+                except _GONE:
                     gone = True
 
 
 def _feed(channel: paramiko.Channel, target: int) -> None:
-    with contextlib.suppress(OSError, EOFError), os.fdopen(target, "wb", buffering=0) as pipe:
+    with contextlib.suppress(*_GONE), os.fdopen(target, "wb", buffering=0) as pipe:
         while data := channel.recv(_CHUNK):
             pipe.write(data)
 
@@ -150,8 +152,8 @@ def _join(channel: paramiko.Channel, target: socket.socket) -> None:
 
 
 def _copy(read: Callable[[int], bytes], write: Callable[[bytes], None], end: socket.socket | paramiko.Channel) -> None:
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(*_GONE):
         while data := read(_CHUNK):
             write(data)
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(*_GONE):
         end.shutdown(socket.SHUT_WR)

@@ -181,6 +181,29 @@ def test_history_is_that_of_the_project_one_is_in(project: Project, cli: Cli, mo
     assert f"(of {project.folder}/inventory.yaml)" in cli("history", "--all").out
 
 
+@pytest.mark.parametrize("again", ["plays/p.yaml", "{project}/plays/p.yaml", "p.yaml"])
+def test_handlers_due_are_found_however_the_playbook_is_named(
+    project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    (project.folder / "plays").mkdir()
+    (project.folder / "plays" / "p.yaml").write_text(
+        f"""\
+hosts: here
+handlers: [{{name: restart, shell: touch {project.out}/restarted}}]
+tasks:
+  - {{name: config, copy: {{dest: {project.out}/config, content: x}}, notify: restart}}
+  - {{name: waits, command: test -e {project.out}/mended}}
+"""
+    )
+    assert cli("run", "plays/p.yaml").code == Exit.FAILED
+    (project.out / "mended").touch()
+    if again == "p.yaml":
+        monkeypatch.chdir(project.folder / "plays")
+    named = again.format(project=project.folder)
+    assert cli("run", named, "-i", str(project.folder / "inventory.yaml")).code == Exit.DONE
+    assert (project.out / "restarted").exists()
+
+
 @pytest.mark.parametrize("name", ["play.yaml", "playbooks/play.yaml", "odd plays/play.yml"])
 def test_the_command_that_goes_on_with_a_failed_run_does(project: Project, cli: Cli, name: str) -> None:
     (project.folder / name).parent.mkdir(exist_ok=True)

@@ -51,7 +51,11 @@ def spoil(file: Path, at: int) -> None:
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_an_interrupted_reading_goes_on_where_it_was(weights: Path, state: Path) -> None:
+def test_an_interrupted_reading_goes_on_where_it_was(
+    weights: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stagesource, "WORKERS", 2)  # so that the last chunk is not read together with the first
+
     def first_chunk_is_noted() -> bool:
         return any(path.read_bytes().count(b"]") for path in state.glob("digests/*"))
 
@@ -91,6 +95,45 @@ def test_a_file_whose_time_size_or_inode_is_another_is_read_again(weights: Path)
     os.utime(copy, ns=(LONG_AGO, LONG_AGO))
     copy.replace(weights)
     assert digests(weights)[0] != before[0]
+
+
+@pytest.mark.parametrize("when", ["before it is read", "while it is read"])
+def test_what_was_read_of_another_file_is_not_remembered_of_this_one(weights: Path, when: str) -> None:
+    """A file takes the place of another for a while, and both keep their inodes and times."""
+    before = digests(weights)
+    other, aside = weights.with_name(".other"), weights.with_name(".aside")
+    other.write_bytes(os.urandom(8 * CHUNK))
+    os.utime(other, ns=(LONG_AGO, LONG_AGO))
+    os.utime(weights, ns=(LONG_AGO, LONG_AGO + 1))  # what is remembered does not count
+    asked = []
+
+    def swap() -> bool:
+        asked.append(1)
+        if len(asked) == 3:
+            weights.rename(aside)
+            other.rename(weights)
+        return False
+
+    folder = stagesource.outline(str(weights.parent))
+    if when == "before it is read":
+        weights.rename(aside)
+        other.rename(weights)
+    with pytest.raises(AgentError, match="changed while"):
+        stagesource.finish(Reading(swap if when == "while it is read" else lambda: False), folder)
+    weights.rename(other)
+    aside.rename(weights)
+    assert digests(weights) == before
+
+
+def test_folders_that_were_not_read_for_long_are_forgotten(weights: Path, state: Path, tmp_path: Path) -> None:
+    digests(weights)
+    [memory] = state.glob("digests/*")
+    os.utime(memory, ns=(LONG_AGO, LONG_AGO))
+    second = tmp_path / "second" / "model.bin"
+    second.parent.mkdir()
+    second.write_bytes(b"x")
+    digests(second)
+    assert not memory.exists()
 
 
 def test_without_a_place_to_remember_a_folder_is_read_all_the_same(

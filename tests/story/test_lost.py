@@ -41,10 +41,10 @@ def test_the_operator_is_killed(story: Story, moment: str) -> None:
         assert said.run not in told.out
         assert (undone.code, "no host knows" in undone.out) == (2, True)
     elif moment in SUPERVISED:
-        assert f"{said.run} (play.yaml), was not confirmed in time" in told.out
+        assert f"{said.run} (play), was not confirmed in time" in told.out
         assert "nothing left to undo" in undone.out
     elif moment not in DONE:
-        assert f"{said.run} (play.yaml) never finished on this host" in told.out
+        assert f"{said.run} (play) never finished on this host" in told.out
         assert f"opsctl rollback {said.run}, or opsctl run play.yaml --resume {said.run}" in told.out
         assert "everything is undone" in undone.out
     assert undone.code == (2 if moment in EARLY else 0)

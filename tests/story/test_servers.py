@@ -79,7 +79,7 @@ def test_after_a_reboot_in_the_middle_the_run_is_found_and_taken_back(story: Sto
             os.kill(int(process.name), signal.SIGKILL)
     eventually(story.free)
     told = story.opsctl("run", "other.yaml")
-    assert f"{said.run} (play.yaml) never finished on this host" in told.out
+    assert f"{said.run} (play) never finished on this host" in told.out
     undone = story.opsctl("rollback", "-y", said.run)
     assert undone.code == 0, undone.out
     assert (story.settled(), story.note()) == ("one", "one")

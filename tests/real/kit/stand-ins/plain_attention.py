@@ -5,11 +5,12 @@ lie in the pool's rows `kv_indices[kv_indptr[n] : kv_indptr[n + 1]]`. What is no
 kernel, which Triton interprets.
 """
 
+import functools
 import inspect
 
 import torch
 
-# Say how a GPU is to do it, or where it keeps what it needs meanwhile; the result is the same.
+# Say how a GPU is to do it, or where it keeps what it needs meanwhile; what comes out as `o` is the same.
 TUNING = {
     *("max_len_extend", "extend_seq_lens_cpu", "identity_kv_indices", "attn_logits", "attn_lse", "num_kv_splits"),
     *("max_kv_splits", "has_mla", "use_pdl", "uneven_batch", "enable_lean"),
@@ -21,6 +22,7 @@ def in_torch(kernel, plain):
     """`plain`, for calls that use none but its parameters; the kernel itself for all others."""
     own, theirs = inspect.signature(plain).parameters, inspect.signature(kernel)
 
+    @functools.wraps(kernel)
     def call(*args, **kwargs):
         given = theirs.bind(*args, **kwargs).arguments
         further = {name: value for name, value in given.items() if name not in own and name not in TUNING}
