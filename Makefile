@@ -28,6 +28,7 @@ test: $(READY) sshd
 	$(BIN)/pytest -n auto -m "not sglang" $(PYTEST_ARGS)
 
 test-sglang: $(READY) sshd
+	$(BIN)/python tests/real/kit/environment.py
 	$(BIN)/pytest -n 2 --maxschedchunk=1 -m sglang tests/real --durations=0 --durations-min=1 $(PYTEST_ARGS)
 
 lint: $(READY)

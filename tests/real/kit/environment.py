@@ -1,4 +1,7 @@
-"""The virtual environments with a real SGLang in them, made once and kept."""
+"""The virtual environments with a real SGLang in them, made once and kept.
+
+Run as a program it makes all of them, side by side.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 KIT = Path(__file__).resolve().parent
@@ -47,6 +51,7 @@ def _make(place: Path, version: str) -> None:
         interpreter = sys.executable
     subprocess.run([interpreter, "-m", "venv", "--clear", str(place)], check=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip += ["--no-compile"]  # a fraction of it is ever imported, and compiled then
     # torch first: a wrong build is noticed before anything else is fetched.
     pins = KIT / f"constraints-{version}.txt"
     torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
@@ -68,3 +73,9 @@ def _make(place: Path, version: str) -> None:
             f"pip brought torch {shown.stdout.strip()}: let it find the CPU build, whose version ends in +cpu"
         )
     subprocess.run([*pip, "-r", str(pins)], check=True)
+
+
+if __name__ == "__main__":
+    with ThreadPoolExecutor() as pool:
+        for made in pool.map(venv, VERSIONS):
+            print(made)
