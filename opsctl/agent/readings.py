@@ -74,9 +74,10 @@ def keep(folder: str, stats: Mapping[str, Sequence[int]], readings: Mapping[Span
     )
     with contextlib.suppress(AgentError, OSError):
         durable.write(_memory(folder), b"\n".join(lines))
-        for other in os.scandir(durable.folder("digests")):
-            if other.stat().st_mtime < time.time() - _KEPT:
-                os.unlink(other.path)
+        with os.scandir(durable.folder("digests")) as remembered:
+            for other in remembered:
+                if other.stat().st_mtime < time.time() - _KEPT:
+                    os.unlink(other.path)
 
 
 def _line(stat: Sequence[int], span: Span, reading: Reading) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,15 @@ def kernels(name: str) -> tuple[Any, Any]:
     raise SystemExit(f"this release has no {name}")
 
 
-def called(function: Callable[..., Any], **values: Any) -> None:
-    known = inspect.signature(function).parameters
-    scales = {name: 1.0 for name in ("k_scale", "v_scale") if name in known}
-    function(**{name: value for name, value in {**values, **scales}.items() if name in known})
+def difference(name: str, out: str, shape: Sequence[int], **values: Any) -> float:
+    """The largest between what both write into `out`, called with those of `values` that this release knows."""
+    told = []
+    for function in kernels(name):
+        known = inspect.signature(function).parameters
+        given = {**values, out: torch.zeros(*shape), "k_scale": 1.0, "v_scale": 1.0}
+        function(**{name: value for name, value in given.items() if name in known})
+        told.append(given[out])
+    return float((told[0] - told[1]).abs().max())
 
 
 def bounds(lengths: Sequence[int]) -> Any:
@@ -55,36 +60,25 @@ def tree_masks(before: Sequence[int], new: Sequence[int]) -> tuple[Any, Any]:
 
 def extend(heads: int, kv: int, width: int, out: int, before: Sequence[int], new: Sequence[int], how: str) -> float:
     keys, values = pool(kv, width, out)
-    k, v = torch.randn(sum(new), kv, width), torch.randn(sum(new), kv, out)
     mask, starts = tree_masks(before, new) if how == "tree" else (None, None)
-    told = []
-    for function in kernels("extend_attention"):
-        torch.manual_seed(1)
-        result = torch.zeros(sum(new), heads, out)
-        called(
-            function, q_extend=torch.randn(sum(new), heads, width), k_extend=k, v_extend=v, o_extend=result,
-            k_buffer=keys, v_buffer=values, qo_indptr=bounds(new), kv_indptr=bounds(before),
-            kv_indices=torch.arange(sum(before)).flip(0), custom_mask=mask, is_causal=how != "open",
-            mask_indptr=starts, max_len_extend=max(new), sm_scale=width**-0.5,
-        )  # fmt: skip
-        told.append(result)
-    return float((told[0] - told[1]).abs().max())
+    return difference(
+        "extend_attention", "o_extend", (sum(new), heads, out),
+        q_extend=torch.randn(sum(new), heads, width), k_extend=torch.randn(sum(new), kv, width),
+        v_extend=torch.randn(sum(new), kv, out), k_buffer=keys, v_buffer=values, qo_indptr=bounds(new),
+        kv_indptr=bounds(before), kv_indices=torch.arange(sum(before)).flip(0), custom_mask=mask,
+        is_causal=how != "open", mask_indptr=starts, max_len_extend=max(new), sm_scale=width**-0.5,
+    )  # fmt: skip
 
 
 def decode(heads: int, kv: int, width: int, out: int, before: Sequence[int]) -> float:
     keys, values = pool(kv, width, out)
-    told = []
-    for function in kernels("decode_attention"):
-        torch.manual_seed(1)
-        result = torch.zeros(len(before), heads, out)
-        called(
-            function, q=torch.randn(len(before), heads, width), k_buffer=keys, v_buffer=values, o=result,
-            kv_indptr=bounds(before), kv_indices=torch.arange(sum(before)).flip(0),
-            attn_logits=torch.zeros(len(before), heads, 2, out), attn_lse=torch.zeros(len(before), heads, 2),
-            num_kv_splits=torch.full((len(before),), 2, dtype=torch.int32), max_kv_splits=2, sm_scale=width**-0.5,
-        )  # fmt: skip
-        told.append(result)
-    return float((told[0] - told[1]).abs().max())
+    return difference(
+        "decode_attention", "o", (len(before), heads, out),
+        q=torch.randn(len(before), heads, width), k_buffer=keys, v_buffer=values, kv_indptr=bounds(before),
+        kv_indices=torch.arange(sum(before)).flip(0), attn_logits=torch.zeros(len(before), heads, 2, out),
+        attn_lse=torch.zeros(len(before), heads, 2), num_kv_splits=torch.full((len(before),), 2, dtype=torch.int32),
+        max_kv_splits=2, sm_scale=width**-0.5,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
