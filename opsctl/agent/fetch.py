@@ -16,33 +16,17 @@ import os
 import re
 import shutil
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent import durable
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.web import SHA256, Missing, Remote, Web, digest_of, shown
 
 PIECE = 1 << 20
-TIMEOUT = 60.0  # seconds without a byte
-MOST_TEXT = 32 << 20  # bytes of a listing or an index
-REDIRECTS = 5
 RESERVE = 64 << 20  # bytes left free on the disk
 UNUSED = 14 * 86400  # seconds after which what nobody asked for again is removed: releases are copies, and need it not
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*\Z")
-_SHA256, _GIT = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"[0-9a-f]{40}\Z")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-class Remote(NamedTuple):
-    """One file to get. `digest`: SHA-256 (64 hex digits) or that of a git blob (40), "" where the server tells none."""
-
-    name: str
-    url: str
-    size: Optional[int]
-    digest: str
-    tag: str  # changes with the content, "" where the server tells none
 
 
 def folder(call: Context, source: str, endpoint: str, revision: str = "main") -> Dict[str, Any]:
@@ -52,7 +36,7 @@ def folder(call: Context, source: str, endpoint: str, revision: str = "main") ->
     were not asked for in a long time}. Progress: {text, fraction}.
     Raises AgentError: not-found, permission, no-space, failed.
     """
-    web = _Web(call.body.decode() or None, source if "://" in source else endpoint)
+    web = Web(call.body.decode() or None, source if "://" in source else endpoint)
     if "://" in source:
         where, found = source.rstrip("/"), _below(web, source.rstrip("/"))
         told = None
@@ -76,72 +60,7 @@ def folder(call: Context, source: str, endpoint: str, revision: str = "main") ->
     }
 
 
-class _SameServer(urllib.request.HTTPRedirectHandler):
-    """The token goes on to an address of the same server only, as a download may be sent elsewhere."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if req.get_method() == "HEAD":
-            return None  # the answer itself is wanted
-        _demand_web(newurl)
-        new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        token = req.unredirected_hdrs.get("Authorization")
-        if new is not None and token and _server(newurl) == _server(req.full_url):
-            new.add_unredirected_header("Authorization", token)
-        return new
-
-
-class _Web:
-    def __init__(self, token: Optional[str], home: str) -> None:
-        _demand_web(home)
-        parts = urllib.parse.urlsplit(home)
-        if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-            raise AgentError("invalid", "the token would travel in the clear to %s: use https" % parts.hostname)
-        self._token, self._home = token, _server(home)
-        self._opener = urllib.request.build_opener(_SameServer())
-
-    def open(self, url: str, method: str = "GET", **headers: str) -> Any:
-        request = urllib.request.Request(url, method=method, headers={"User-Agent": "opsctl", **headers})
-        if self._token and _server(url) == self._home:
-            request.add_unredirected_header("Authorization", "Bearer " + self._token)
-        try:
-            return self._opener.open(request, timeout=TIMEOUT)
-        except urllib.error.HTTPError as error:
-            if error.code in (301, 302, 303, 307, 308) and method == "HEAD":
-                raise _Elsewhere(error.headers) from None
-            raise _refused(error, url) from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise AgentError("failed", "%s: %s" % (_shown(url), getattr(error, "reason", error))) from None
-
-    def text(self, url: str) -> bytes:
-        with self.open(url) as answer:
-            data = bytes(answer.read(MOST_TEXT + 1))
-        if len(data) > MOST_TEXT:
-            raise AgentError("failed", "%s is too long" % _shown(url))
-        return data
-
-    def head(self, name: str, url: str) -> Remote:
-        """What the server says of a file. The hub's first answer says it; the place it sends us to knows less."""
-        at = url
-        for _ in range(REDIRECTS):
-            try:
-                with self.open(at, "HEAD", **{"Accept-Encoding": "identity"}) as answer:
-                    told = answer.headers
-                    break
-            except _Elsewhere as error:
-                told = error.headers
-                if told.get("X-Linked-Etag"):
-                    break
-                at = urllib.parse.urljoin(at, str(told.get("Location")))
-                _demand_web(at)
-        else:
-            raise AgentError("failed", "%s: it sends us on and on" % _shown(url))
-        linked = told.get("X-Linked-Etag") or ""
-        size = told.get("X-Linked-Size") or told.get("Content-Length")
-        tag = linked or told.get("ETag") or ""
-        return Remote(name, url, int(size) if size and size.isdigit() else None, _digest(linked), tag)
-
-
-def _listed(web: _Web, source: str, endpoint: str, revision: str) -> Tuple[str, List[Remote]]:
+def _listed(web: Web, source: str, endpoint: str, revision: str) -> Tuple[str, List[Remote]]:
     """The commit that `revision` names, and the files at the top of the repository."""
     quoted = urllib.parse.quote(revision, safe="")
     told = _json(web.text("%s/api/models/%s/revision/%s?blobs=true" % (endpoint, source, quoted)), source)
@@ -155,7 +74,7 @@ def _listed(web: _Web, source: str, endpoint: str, revision: str) -> Tuple[str, 
             continue
         url = "%s/%s/resolve/%s/%s" % (endpoint, source, urllib.parse.quote(commit, safe=""), urllib.parse.quote(name))
         large = each.get("lfs") or {}
-        digest = _digest(str(large.get("sha256") or large.get("oid") or each.get("blobId") or ""))
+        digest = digest_of(str(large.get("sha256") or large.get("oid") or each.get("blobId") or ""))
         size = large.get("size", each.get("size"))
         whole = digest and isinstance(size, int)
         found.append(Remote(_plain(name), url, size, digest, digest) if whole else _hub_file(web, _plain(name), url))
@@ -164,30 +83,30 @@ def _listed(web: _Web, source: str, endpoint: str, revision: str) -> Tuple[str, 
     return commit, found
 
 
-def _hub_file(web: _Web, name: str, url: str) -> Remote:
+def _hub_file(web: Web, name: str, url: str) -> Remote:
     """The hub's tag of a small file is the digest of its git blob."""
     found = web.head(name, url)
-    return found._replace(digest=found.digest or _digest(found.tag))
+    return found._replace(digest=found.digest or digest_of(found.tag))
 
 
-def _below(web: _Web, base: str) -> List[Remote]:
+def _below(web: Web, base: str) -> List[Remote]:
     """config.json, and the weights: an index and its shards, or one file."""
     found = [web.head("config.json", base + "/config.json")]
     for weights in ("model.safetensors", "pytorch_model.bin"):
         index = weights + ".index.json"
-        with contextlib.suppress(_Missing):
+        with contextlib.suppress(Missing):
             listed = web.head(index, "%s/%s" % (base, index))
             shards = _json(web.text(listed.url), index).get("weight_map")
             if not isinstance(shards, dict):
                 raise AgentError("failed", "%s: no weight_map in it" % index)
             names = sorted({_plain(str(name)) for name in shards.values()})
             return [*found, listed, *(web.head(n, "%s/%s" % (base, urllib.parse.quote(n))) for n in names)]
-        with contextlib.suppress(_Missing):
+        with contextlib.suppress(Missing):
             return [*found, web.head(weights, "%s/%s" % (base, weights))]
-    raise AgentError("not-found", "%s: neither model.safetensors nor pytorch_model.bin, nor an index" % _shown(base))
+    raise AgentError("not-found", "%s: neither model.safetensors nor pytorch_model.bin, nor an index" % shown(base))
 
 
-def _all(call: Context, web: _Web, path: str, found: List[Remote]) -> int:
+def _all(call: Context, web: Web, path: str, found: List[Remote]) -> int:
     known = durable.read_json(os.path.join(path, ".known")) or {}
     todo = [file for file in found if not _is_there(path, file, known)]
     wanted = {".lock", ".known", *(file.name for file in found), *(_partial(file) for file in todo)}
@@ -208,7 +127,7 @@ def _all(call: Context, web: _Web, path: str, found: List[Remote]) -> int:
     return done
 
 
-def _one(call: Context, web: _Web, path: str, file: Remote) -> Iterator[int]:
+def _one(call: Context, web: Web, path: str, file: Remote) -> Iterator[int]:
     """Get one file, telling of each piece how long it is."""
     partial = os.path.join(path, _partial(file))
     fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -257,7 +176,7 @@ def _more(answer: Any, file: Remote) -> bytes:
 
 
 def _hashed(fd: int, size: int, like: str) -> str:
-    whole = hashlib.sha256() if _SHA256.match(like) else hashlib.sha1(b"blob %d\0" % size)
+    whole = hashlib.sha256() if SHA256.match(like) else hashlib.sha1(b"blob %d\0" % size)
     at = 0
     while at < size:
         data = os.pread(fd, PIECE, at)
@@ -309,26 +228,6 @@ def _alone(path: str) -> Iterator[None]:
         os.close(fd)
 
 
-class _Elsewhere(Exception):
-    """The answer to HEAD is a redirection; its headers."""
-
-    def __init__(self, headers: Any) -> None:
-        super().__init__("elsewhere")
-        self.headers = headers
-
-
-class _Missing(AgentError):
-    """The server has no such file."""
-
-
-def _refused(error: urllib.error.HTTPError, url: str) -> AgentError:
-    if error.code in (401, 403):
-        return AgentError("permission", "%s: %d, access is refused" % (_shown(url), error.code), token=True)
-    if error.code == 404:
-        return _Missing("not-found", "%s: 404, there is no such thing" % _shown(url))
-    return AgentError("failed", "%s: %d %s" % (_shown(url), error.code, error.reason))
-
-
 def _json(data: bytes, what: str) -> Dict[str, Any]:
     try:
         value = json.loads(data)
@@ -339,31 +238,10 @@ def _json(data: bytes, what: str) -> Dict[str, Any]:
     return value
 
 
-def _digest(tag: str) -> str:
-    bare = tag.strip('"')
-    return bare if _SHA256.match(bare) or _GIT.match(bare) else ""
-
-
 def _plain(name: str) -> str:
     if not name or "/" in name or "\0" in name or name.startswith("."):
         raise AgentError("invalid", "not a plain file name: %r" % name)
     return name
-
-
-def _demand_web(url: str) -> None:
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise AgentError("invalid", "not an http or https address: %r" % _shown(url))
-
-
-def _server(url: str) -> Tuple[str, str]:
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.netloc
-
-
-def _shown(url: str) -> str:
-    """An address without what may be secret in it: user, password, query."""
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 CALLS = {"folder": folder}

@@ -1,0 +1,145 @@
+"""Asking web servers for files. A token is sent to nobody but the server that was named."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, NamedTuple, Optional, Tuple
+
+from opsctl.agent.protocol import AgentError
+
+TIMEOUT = 60.0  # seconds without a byte
+MOST_TEXT = 32 << 20  # bytes of a listing or an index
+REDIRECTS = 5
+SHA256, _GIT = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"[0-9a-f]{40}\Z")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Remote(NamedTuple):
+    """One file to get. `digest`: SHA-256 (64 hex digits) or that of a git blob (40), "" where the server tells none."""
+
+    name: str
+    url: str
+    size: Optional[int]
+    digest: str
+    tag: str  # changes with the content, "" where the server tells none
+
+
+class Missing(AgentError):
+    """The server has no such file."""
+
+
+class Web:
+    """Asks with a token, or without.
+
+    Args:
+        home: an address of the server that the token is for.
+
+    Raises AgentError from everything: invalid, not-found (Missing), permission, failed.
+    """
+
+    def __init__(self, token: Optional[str], home: str) -> None:
+        _demand_web(home)
+        parts = urllib.parse.urlsplit(home)
+        if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+            raise AgentError("invalid", "the token would travel in the clear to %s: use https" % parts.hostname)
+        self._token, self._home = token, _server(home)
+        self._opener = urllib.request.build_opener(_SameServer())
+
+    def open(self, url: str, method: str = "GET", **headers: str) -> Any:
+        """The answer, to be read and closed."""
+        request = urllib.request.Request(url, method=method, headers={"User-Agent": "opsctl", **headers})
+        if self._token and _server(url) == self._home:
+            request.add_unredirected_header("Authorization", "Bearer " + self._token)
+        try:
+            return self._opener.open(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            if error.code in (301, 302, 303, 307, 308) and method == "HEAD":
+                raise _Elsewhere(error.headers) from None
+            raise _refused(error, url) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise AgentError("failed", "%s: %s" % (shown(url), getattr(error, "reason", error))) from None
+
+    def text(self, url: str) -> bytes:
+        """All of a short answer."""
+        with self.open(url) as answer:
+            data = bytes(answer.read(MOST_TEXT + 1))
+        if len(data) > MOST_TEXT:
+            raise AgentError("failed", "%s is too long" % shown(url))
+        return data
+
+    def head(self, name: str, url: str) -> Remote:
+        """What the server says of a file. The hub's first answer says it; the place it sends us to knows less."""
+        at = url
+        for _ in range(REDIRECTS):
+            try:
+                with self.open(at, "HEAD", **{"Accept-Encoding": "identity"}) as answer:
+                    told = answer.headers
+                    break
+            except _Elsewhere as error:
+                told = error.headers
+                if told.get("X-Linked-Etag"):
+                    break
+                at = urllib.parse.urljoin(at, str(told.get("Location")))
+                _demand_web(at)
+        else:
+            raise AgentError("failed", "%s: it sends us on and on" % shown(url))
+        linked = told.get("X-Linked-Etag") or ""
+        size = told.get("X-Linked-Size") or told.get("Content-Length")
+        tag = linked or told.get("ETag") or ""
+        return Remote(name, url, int(size) if size and size.isdigit() else None, digest_of(linked), tag)
+
+
+def digest_of(tag: str) -> str:
+    """The digest that an ETag is, as in Remote; "" if it is none."""
+    bare = tag.strip('"')
+    return bare if SHA256.match(bare) or _GIT.match(bare) else ""
+
+
+def shown(url: str) -> str:
+    """An address without what may be secret in it: user, password, query."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """The token goes on to an address of the same server only, as a download may be sent elsewhere."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if req.get_method() == "HEAD":
+            return None  # the answer itself is wanted
+        _demand_web(newurl)
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        token = req.unredirected_hdrs.get("Authorization")
+        if new is not None and token and _server(newurl) == _server(req.full_url):
+            new.add_unredirected_header("Authorization", token)
+        return new
+
+
+class _Elsewhere(Exception):
+    """The answer to HEAD is a redirection; its headers."""
+
+    def __init__(self, headers: Any) -> None:
+        super().__init__("elsewhere")
+        self.headers = headers
+
+
+def _refused(error: urllib.error.HTTPError, url: str) -> AgentError:
+    if error.code in (401, 403):
+        return AgentError("permission", "%s: %d, access is refused" % (shown(url), error.code), token=True)
+    if error.code == 404:
+        return Missing("not-found", "%s: 404, there is no such thing" % shown(url))
+    return AgentError("failed", "%s: %d %s" % (shown(url), error.code, error.reason))
+
+
+def _demand_web(url: str) -> None:
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise AgentError("invalid", "not an http or https address: %r" % shown(url))
+
+
+def _server(url: str) -> Tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
