@@ -7,7 +7,8 @@ from datetime import datetime
 
 from opsctl.report.html import Cell, Page, Tone
 from opsctl.sglang import timeline
-from opsctl.sglang.timeline import Start, Summary
+from opsctl.sglang.lives import Start
+from opsctl.sglang.timeline import Summary
 from opsctl.text import duration, one_line, size
 
 _MOST_EVENTS = 200

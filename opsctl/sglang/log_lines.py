@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from opsctl.sglang.timeline import Start, Summary
+from opsctl.sglang.lives import Start
+from opsctl.sglang.timeline import Summary
 from opsctl.text import duration, one_line, size
 
 _BARS = "▁▂▃▄▅▆▇█"

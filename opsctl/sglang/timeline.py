@@ -7,40 +7,15 @@ Times are the log's own text: the host's local time, as SGLang writes it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from opsctl.sglang import log_formats
+from opsctl.sglang.lives import Life, Start, between, follow
 from opsctl.sglang.log_blame import Blamed, Candidate, blame, candidate
 
 MOST_EVENTS = 400
-_DRAFT = "_draft"
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A stretch of the way to readiness. seconds: of the slowest rank; None while it did not end."""
-
-    name: str
-    begin: str | None
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One life of the server. ended and end_reason are None while it runs (as far as the log tells).
-
-    end_reason: stopped (told to), crashed (of itself), killed (from outside), vanished (the next start came without a
-    word of the end of this one).
-    """
-
-    at: str | None
-    flags: Mapping[str, Any]
-    phases: tuple[Phase, ...]
-    ready_at: str | None
-    ended: str | None
-    end_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,63 +37,13 @@ class Summary:
     log: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class _Span:
-    begin: str | None = None
-    end: str | None = None
-    elapsed: float | None = None
-    open: int = 0
-
-
-@dataclass(slots=True)
-class _Life:
-    """A start while its marks come in."""
-
-    at: str | None
-    flags: dict[str, Any] = field(default_factory=dict)
-    spans: dict[str, _Span] = field(default_factory=dict)
-    counts: dict[tuple[str | None, str], int] = field(default_factory=dict)
-    last: dict[str | None, str | None] = field(default_factory=dict)  # rank -> when its last phase ended
-    http_at: str | None = None
-    stop_index: int | None = None  # of the mark that told it to stop
-    ready_at: str | None = None
-    ended: str | None = None
-    end_reason: str | None = None
-
-    def begin(self, name: str, at: str | None, rank: str | None) -> str:
-        """The nth time that a rank begins a phase: the first is the target's, later ones the draft model's."""
-        nth = self.counts[rank, name] = self.counts.get((rank, name), 0) + 1
-        full = name + (_DRAFT if nth > 1 and not name.startswith("capture") else "")
-        span = self.spans.setdefault(full, _Span(begin=at))
-        span.open += 1
-        return full
-
-    def end(self, name: str, at: str | None, rank: str | None, elapsed: float | None) -> None:
-        nth = self.counts.get((rank, name), 0)
-        if not nth:
-            name = self.begin(name, at, rank)
-        else:
-            name += _DRAFT if nth > 1 and not name.startswith("capture") else ""
-        span = self.spans[name]
-        span.open -= 1
-        span.end = at if span.end is None or (at or "") > span.end else span.end
-        if elapsed is not None:
-            span.elapsed = max(elapsed, span.elapsed or 0.0)
-        self.last[rank] = at
-
-    def done(self) -> Start:
-        phases = tuple(Phase(name, span.begin, _length(span)) for name, span in self.spans.items())
-        return Start(self.at, self.flags, phases, self.ready_at, self.ended, self.end_reason)
-
-
 def build(scan: Mapping[str, Any]) -> Summary:
     """The timeline of one log."""
-    lives: list[_Life] = []
+    lives: list[Life] = []
     candidates: list[Candidate] = []
     events: list[Event] = []
     for index, mark in enumerate(_dated(scan["marks"])):
-        life = _place(mark, lives)
-        _progress(mark, life)
+        life = follow(mark, lives)
         if life and life.stop_index is None and life.end_reason == "stopped":
             life.stop_index = index
         found = candidate(mark, index, len(lives) - 1, life.ready_at if life else None)
@@ -198,90 +123,12 @@ def _dated(marks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return dated[::-1]
 
 
-def _place(mark: Mapping[str, Any], lives: list[_Life]) -> _Life | None:
-    """The life that a mark belongs to; a new one where it begins one."""
-    name, life = mark["name"], lives[-1] if lives else None
-    if name == "start":
-        flags = log_formats.flags(mark.get("args", ""))
-        if life and not life.spans and not life.ended and life.flags in ({}, flags):
-            life.flags = flags  # printed twice by one process
-            return life
-        if life and life.ended is None:
-            life.ended, life.end_reason = mark.get("before"), "vanished"
-        lives.append(_Life(mark["at"], flags))
-    elif name in ("distributed_begin", "load_begin") and (life is None or life.ended or life.ready_at):
-        if life and life.ended is None:
-            life.ended, life.end_reason = mark["at"], "vanished"
-        lives.append(_Life(mark["at"]))
-    elif name == "ready" and life is None:
-        lives.append(_Life(None))
-    return lives[-1] if lives else None
-
-
-def _progress(mark: Mapping[str, Any], life: _Life | None) -> None:
-    if life is None:
-        return
-    name, at, rank = mark["name"], mark["at"], mark["rank"]
-    elapsed = float(mark["elapsed"]) if "elapsed" in mark else None
-    if name == "distributed_begin":
-        if "launch" not in life.spans and life.flags:
-            life.spans["launch"] = _Span(life.at, at)
-        life.begin("init_distributed", at, rank)
-    elif name == "distributed_end":
-        life.end("init_distributed", at, rank, elapsed)
-    elif name == "load_begin":
-        life.begin("load_weights", at, rank)
-    elif name == "load_end":
-        life.end("load_weights", at, rank, elapsed)
-    elif name == "pool_end":
-        life.begin("memory_pool", life.last.get(rank, at), rank)
-        life.end("memory_pool", at, rank, None)
-    elif name == "graph_begin":
-        life.begin(_graph(mark), at, rank)
-    elif name == "graph_end":
-        life.end(_graph(mark), at, rank, elapsed)
-    elif name == "http_started":
-        life.http_at = life.http_at or at
-    elif name == "ready" and life.ready_at is None:
-        life.ready_at = at
-        life.spans["warmup"] = _Span(life.http_at or at, at)
-    elif name in ("sigterm", "interrupt", "drained", "http_finished") or _interrupted(mark):
-        if life.end_reason in (None, "stopped"):
-            life.ended, life.end_reason = at, "stopped"
-    elif name == "child_failed" and life.end_reason is None:
-        life.ended, life.end_reason = at, "crashed"
-
-
-def _interrupted(mark: Mapping[str, Any]) -> bool:
-    return mark["name"] == "exception" and any(e.startswith("KeyboardInterrupt") for e in mark["errors"])
-
-
-def _graph(mark: Mapping[str, Any]) -> str:
-    return "_".join(["capture_graphs", *mark.get("what", "").lower().split()])
-
-
-def _length(span: _Span) -> float | None:
-    if span.open > 0:
-        return None
-    if span.elapsed is not None:
-        return span.elapsed
-    return _between(span.begin, span.end)
-
-
-def _between(begin: str | None, end: str | None) -> float | None:
-    """Seconds from one time to another; None where the clock was set back in between."""
-    if not begin or not end:
-        return None
-    seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
-    return round(seconds, 3) if seconds >= 0 else None
-
-
 _STEPS = {"distributed_begin", "load_begin", "load_end", "pool_end", "graph_begin", "graph_end", "limits", "ready"}
 _SOON = 60.0  # seconds from an error to the end that it explains
 
 
 def _confirm(
-    candidates: Sequence[Candidate], lives: Sequence[_Life], marks: Sequence[Mapping[str, Any]]
+    candidates: Sequence[Candidate], lives: Sequence[Life], marks: Sequence[Mapping[str, Any]]
 ) -> list[Candidate]:
     """The candidates that cost the server its life: deadly by themselves, or followed by nothing but the end."""
     steps = [index for index, mark in enumerate(marks) if mark["name"] in _STEPS]
@@ -299,12 +146,12 @@ def _confirm(
     return kept
 
 
-def _ended_soon(one: Candidate, life: _Life) -> bool:
-    gap = _between(one.at, life.ended)
+def _ended_soon(one: Candidate, life: Life) -> bool:
+    gap = between(one.at, life.ended)
     return life.end_reason in ("crashed", "killed") and gap is not None and gap <= _SOON
 
 
-def _end_by(one: Candidate, lives: Sequence[_Life]) -> None:
+def _end_by(one: Candidate, lives: Sequence[Life]) -> None:
     """An error that ends a process ends the life it happened in, where the log does not say so itself."""
     if one.life < 0:
         return
@@ -345,7 +192,7 @@ def _add(events: list[Event], event: Event) -> None:
     events.append(event)
 
 
-def _crash_loop(lives: Sequence[_Life]) -> list[Event]:
+def _crash_loop(lives: Sequence[Life]) -> list[Event]:
     """Three starts in a row that ended before they were ready."""
     failed = 0
     for life in reversed(lives):
