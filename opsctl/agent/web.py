@@ -57,6 +57,7 @@ class Web:
         try:
             return self._opener.open(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
+            error.close()  # it is an answer too
             if error.code in (301, 302, 303, 307, 308) and method == "HEAD":
                 raise _Elsewhere(error.headers) from None
             raise _refused(error, url) from None
