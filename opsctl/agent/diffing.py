@@ -22,7 +22,7 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
 
     The diffs lie one after the other in the body, `sizes` bytes each. The tree and its index are left alone. A
     three-way merge needs a git checkout.
-    Result: {diffs: [{applies, already, message}], changes: [{path, before: sha256 | None, mode: of the new file,
+    Result: {diffs: [{applies, already, message, paths: of the files it names}], changes: [{path, before: sha256 | None, mode: of the new file,
     old: size | None, new: size | None}]}. Body: old and new contents of each change, zlib.
     """
     root = os.path.realpath(os.path.expanduser(root))
@@ -33,16 +33,17 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
         before: Dict[str, Optional[bytes]] = {}
         answers, offset = [], 0
         for size in sizes:
-            diff = call.body[offset : offset + size]
+            diff, names = call.body[offset : offset + size], []  # type: bytes, List[str]
             offset += size
             try:
                 names = _named(scratch, work, diff)
                 before.update({path: _copied(root, work, path) for path in names if path not in before})
-                answers.append(_one(root, scratch, work, diff, names))
+                answer = _one(root, scratch, work, diff, names)
             except AgentError as error:  # the others are tried all the same
                 if error.kind != "invalid":
                     raise
-                answers.append({"applies": False, "already": False, "message": error.message})
+                answer = {"applies": False, "already": False, "message": error.message}
+            answers.append(dict(answer, paths=names))
         changes, parts = [], []
         for path, old in before.items():
             new, mode = _read(os.path.join(work, path), path)

@@ -83,8 +83,7 @@ class SglangPatch(Module[SglangPatchArgs]):
             names, edits = _reverted(args, looked, seen, site)
             if not edits:
                 return None
-            about = {"patches": [], "reverted": names}
-            call = patching.making(looked.tree, edits, about, (), self._python(args, looked, site))
+            call = patching.making(looked.tree, edits, (), self._python(args, looked, site), names)
             return _change(f"take back {few(names)}", looked, edits, call)
         waiting = _wait_for_commit(args, looked, site)
         if waiting is not None:
@@ -95,8 +94,7 @@ class SglangPatch(Module[SglangPatchArgs]):
             return None
         _demand_served(args, looked)
         names = tuple(e.name for e in found.report.entries if e.status is Status.NEEDED)
-        about = {"patches": names, "reverted": []}
-        call = patching.making(looked.tree, found.edits, about, found.applied, self._python(args, looked, site))
+        call = patching.making(looked.tree, found.edits, found.applied, self._python(args, looked, site))
         return _change(f"apply {few(names)}", looked, found.edits, call)
 
     def result(
@@ -158,8 +156,7 @@ def _reverted(
 ) -> tuple[tuple[str, ...], tuple[FileEdit, ...]]:
     states = _own(args, site).states
     known = patching.chosen(looked.tree, (), (), states)
-    ours = {**reverting.from_git(looked.tree, known), **reverting.received(seen[1])}
-    return reverting.revert(looked.tree, ours, args.patches or (), states)
+    return reverting.revert(looked.tree, reverting.ours_in(looked.tree, known, seen[1]), args.patches or (), states)
 
 
 def _wait_for_commit(args: SglangPatchArgs, looked: Looked, site: Site) -> Change | None:

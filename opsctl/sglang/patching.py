@@ -14,7 +14,7 @@ from opsctl.errors import Exit
 from opsctl.sglang import command, draftpatches, launch, patchset, proofs
 from opsctl.sglang import tree as trees
 from opsctl.sglang.draftpatches import Drafter
-from opsctl.sglang.patches import ALL, KIMI_K25, Patch, eagle3_capture
+from opsctl.sglang.patches import ALL, KIMI_K25, Patch, Status, eagle3_capture
 from opsctl.sglang.patches.left_out import LeftOut
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.patchset import CAPTURE, Entry, FileEdit, Plan, Report
@@ -177,11 +177,13 @@ def tried(names: Sequence[str], reply: Reply) -> tuple[tuple[Entry, ...], tuple[
     entries = tuple(patchset.judged_diff(name, one) for name, one in zip(names, told["diffs"], strict=True))
     sizes = (change[side] or 0 for change in told["changes"] for side in ("old", "new"))
     data, edits = trees.unpacked(reply.body, sizes), []
+    made = [(e.name, one["paths"]) for e, one in zip(entries, told["diffs"], strict=True) if e.status is Status.NEEDED]
     for change in told["changes"]:
         old, data = data[: change["old"] or 0], data[change["old"] or 0 :]
         new, data = data[: change["new"] or 0], data[change["new"] or 0 :]
         before, after = (None if change["old"] is None else old), (None if change["new"] is None else new)
-        edits.append(FileEdit(change["path"], before, after, change["mode"] if before is None else None))
+        by = tuple(name for name, paths in made if change["path"] in paths)
+        edits.append(FileEdit(change["path"], before, after, change["mode"] if before is None else None, by))
     return entries, tuple(edits)
 
 
@@ -199,14 +201,15 @@ def plan(
     edits = {edit.path: edit for edit in diffs}
     for edit in found.edits:
         first = edits.get(edit.path)
-        edits[edit.path] = replace(first, after=edit.after) if first else edit
+        both = replace(first, after=edit.after, patches=first.patches + edit.patches) if first else edit
+        edits[edit.path] = both
     return Plan(report, found.applied, tuple(edits[path] for path in sorted(edits)))
 
 
 def making(
-    tree: SourceTree, edits: Sequence[FileEdit], about: Mapping[str, Any], applied: Sequence[Patch], python: str
+    tree: SourceTree, edits: Sequence[FileEdit], applied: Sequence[Patch], python: str, reverted: Sequence[str] = ()
 ) -> Call:
-    """The call that makes edits, all or none, and proves them. `about` is kept in the journal."""
+    """The call that makes edits, all or none, and proves them; the journal keeps which patches came and which went."""
     described = [
         {
             "path": edit.path,
@@ -218,7 +221,8 @@ def making(
     ]
     after = tree.having({tree.inside(edit.path): edit.after for edit in edits if edit.after is not None})
     proof = proofs.request(after, applied, python)
-    args = {"root": tree.root, "edits": described, "about": dict(about), "python": python}
+    about = {"patches": {edit.path: edit.patches for edit in edits}, "reverted": reverted}
+    args = {"root": tree.root, "edits": described, "about": about, "python": python}
     if proof is not None:
         args["script"] = proof.args["script"]
     return Call("patching.apply", args, b"".join([*(e.after or b"" for e in edits), proof.body if proof else b""]))

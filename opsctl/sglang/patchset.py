@@ -71,12 +71,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class FileEdit:
-    """A file before and after, None where it is absent; `path` relative to the tree's root, `mode` of a new file."""
+    """A file before and after, None where it is absent.
+
+    Attributes:
+        path: relative to the tree's root.
+        mode: of a new file.
+        patches: names of those that change it.
+    """
 
     path: str
     before: bytes | None
     after: bytes | None
     mode: int | None = None
+    patches: tuple[str, ...] = ()
 
     def diff(self) -> str:
         """The change as a unified diff that `git apply` takes."""
@@ -174,7 +181,7 @@ def plan(tree: SourceTree, patches: Iterable[Patch]) -> Plan:
     if result.exit_code is Exit.CONFLICT:
         return Plan(result, (), ())
     edits = (
-        FileEdit(tree.shown(path), tree.files[path], data)
+        FileEdit(tree.shown(path), tree.files[path], data, patches=made.by[path])
         for path, data in sorted(current.files.items())
         if data != tree.files[path]
     )
@@ -182,11 +189,12 @@ def plan(tree: SourceTree, patches: Iterable[Patch]) -> Plan:
 
 
 class _Made(NamedTuple):
-    """The tree as it is once patches were made on it, which these are, and how each patch stands."""
+    """The tree as it is once patches were made on it, which these are, how each patch stands, and who wrote a file."""
 
     tree: SourceTree
     applied: tuple[Patch, ...]
     entries: tuple[Entry, ...]
+    by: Mapping[str, tuple[str, ...]]
 
 
 def _made(tree: SourceTree, patches: Sequence[Patch], found: Sequence[Entry], *, each: bool) -> _Made:
@@ -194,11 +202,13 @@ def _made(tree: SourceTree, patches: Sequence[Patch], found: Sequence[Entry], *,
     entries = list(found)
     current = tree
     applied: list[Patch] = []
+    by: dict[str, tuple[str, ...]] = {}
     for index, patch in enumerate(patches):
         if entries[index].status is not Status.NEEDED:
             continue
         try:
-            following = current.having(patch.rewrite(current))
+            written = patch.rewrite(current)
+            following = current.having(written)
         except Settled as settled:
             entries[index] = _entry(tree, patch.name, settled.finding)
             continue
@@ -207,7 +217,8 @@ def _made(tree: SourceTree, patches: Sequence[Patch], found: Sequence[Entry], *,
             continue
         current = following
         applied.append(patch)
-    return _Made(current, tuple(applied), tuple(entries))
+        by.update({path: (*by.get(path, ()), patch.name) for path in written})
+    return _Made(current, tuple(applied), tuple(entries), by)
 
 
 class _AnyClass:

@@ -1,31 +1,69 @@
 """Taking patches back, byte for byte: to what the journal kept of each file, or to what git has of it. Pure.
 
-A file is gone back to only where it is known to hold our work and nothing else: it is as the last of our changes left
-it, or exactly what our patches make of the commit's file.
+Each file goes back through what we did to it, the last first, and the patches that stay are made anew. Where the file
+was changed otherwise too, by hand or by a diff that stays, lines are taken back, and only if nothing else came to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.errors import Conflict, UsageError
+from opsctl.errors import Conflict
 from opsctl.sglang import patchset
-from opsctl.sglang.patches import ALL, Patch, Status
+from opsctl.sglang.patches import ALL, Patch, Status, eagle3_capture
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.patchset import FileEdit
+from opsctl.sglang.takeback import taken_back
 from opsctl.sglang.tree import SourceTree, unpacked
+from opsctl.text import few
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of a file that we made.
+
+    Attributes:
+        before: the file, None where it was absent.
+        after: the file, None where it was absent.
+        kept: whether that is known of both.
+        came: patches that it made.
+        went: patches that it took back.
+        stand: those that came and did not go since.
+        follows: nobody else had changed the file since our step before.
+    """
+
+    before: bytes | None
+    after: bytes | None
+    kept: bool
+    came: frozenset[str]
+    went: frozenset[str]
+    stand: frozenset[str]
+    follows: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """What is ours in a file: what it was without, and which patches it has."""
+    """What we did to a file, the oldest first, and how it is now. `untouched`: as our last step left it."""
 
-    before: bytes | None
+    steps: tuple[Step, ...]
     now: bytes | None
-    names: frozenset[str]
+    untouched: bool
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The patches that the file still has by our account."""
+        return frozenset[str]().union(*(step.stand for step in self.steps))
+
+    @property
+    def unmixed(self) -> frozenset[str]:
+        """The patches among and after which nobody else has changed the file."""
+        first = len(self.steps)
+        while self.untouched and first and (first == len(self.steps) or self.steps[first].follows):
+            first -= 1
+        return replace(self, steps=self.steps[first:]).names
 
 
 def asking(root: str) -> Call:
@@ -39,32 +77,41 @@ def received(reply: Reply) -> dict[str, Ours]:
     data, images = unpacked(reply.body, (size for _, size in told["images"])), {}
     for sha256, size in told["images"]:
         images[sha256], data = data[:size], data[size:]
-    chains: dict[str, tuple[str | None, frozenset[str], str | None]] = {}  # path -> before, names, after
+    steps: dict[str, list[Step]] = {}
+    last: dict[str, str | None] = {}
     for step in told["steps"]:
         about = step["about"]
         for path, (before, after) in step["files"].items():
-            base, names, last = chains.get(path, (before, frozenset(), before))
-            if last != before:  # something else came in between
-                base, names = before, frozenset()
-            names = names - set(about["reverted"]) | set(about["patches"])
-            chains[path] = (base, names, after)
-    found = {}
-    for path, (base, names, last) in chains.items():
-        if names and last == told["now"][path] and (base is None or base in images):
-            found[path] = Ours(_get(images, base), _get(images, last), names)
-    return found
+            came, earlier = frozenset(about["patches"].get(path, ())), steps.get(path, [])
+            went = frozenset(name for one in earlier for name in one.came).intersection(about["reverted"])
+            # One that comes anew had gone in between.
+            earlier = [replace(one, stand=one.stand - came - went) for one in earlier]
+            kept = {before, after} <= {None, *images}
+            follows = path in last and last[path] == before
+            made = Step(images.get(before or ""), images.get(after or ""), kept, came, went, came, follows)
+            steps[path], last[path] = [*earlier, made], after
+    now = told["now"]
+    ours = {p: Ours(tuple(found), images.get(now[p] or ""), last[p] == now[p]) for p, found in steps.items()}
+    return {path: one for path, one in ours.items() if one.names}
 
 
 def from_git(tree: SourceTree, patches: Iterable[Patch]) -> dict[str, Ours]:
-    """Our part in files that are exactly what our patches make of the commit's file."""
+    """Our part in the files that the commit has otherwise: what the patches that are there make of the commit's."""
     there = [p for p in patches if _applied(tree, p)]
-    committed = tree.having(tree.heads)
     found = {}
-    for edit in patchset.plan(committed, there).edits:
+    for edit in patchset.plan(tree.having(tree.heads), there).edits:
         path = tree.inside(edit.path)
-        if path in tree.heads and tree.files.get(path) == edit.after:
-            found[edit.path] = Ours(edit.before, edit.after, frozenset(p.name for p in there))
+        if path in tree.heads:
+            names = frozenset(edit.patches)
+            step = Step(edit.before, edit.after, True, names, frozenset(), names, False)
+            found[edit.path] = Ours((step,), tree.files.get(path), tree.files.get(path) == edit.after)
     return found
+
+
+def ours_in(tree: SourceTree, patches: Iterable[Patch], applied: Reply) -> dict[str, Ours]:
+    """Our part in each file: by the journal, or by git where the journal knows less of the file as it is."""
+    git, journal = from_git(tree, patches), received(applied)
+    return git | {p: o for p, o in journal.items() if o.untouched or not (p in git and git[p].untouched)}
 
 
 def revert(
@@ -72,26 +119,109 @@ def revert(
 ) -> tuple[tuple[str, ...], tuple[FileEdit, ...]]:
     """Names of the patches that are taken back (without `names`: all), and the edits that do it.
 
-    Raises Conflict where a patch is applied and it is not known what its file was before.
+    Raises Conflict for a file of which it is not known what it would be without them.
     """
-    known: dict[str, Patch] = {**{p.name: p for p in ALL}, **{s.name: s for s in states}}
-    applied = sorted({name for one in ours.values() for name in one.names})
-    patchset.select([name for name in names if name not in (*applied, *known)])
-    going = tuple(name for name in applied if not names or name in names)
-    bases = tree.having({tree.inside(p): o.before for p, o in ours.items() if o.before is not None})
-    kept = [name for name in applied if name not in going]
-    remaining = patchset.plan(bases, _patches(kept, known))
-    again = {edit.path: edit.after for edit in remaining.edits}
-    edits = []
-    for path, one in sorted(ours.items()):
-        if one.names.isdisjoint(going):
-            continue
-        after = again.get(path, one.before)
-        if after != one.now:
-            edits.append(FileEdit(path, one.now, after))
+    ever = {name for one in ours.values() for name in one.names}
+    known = {patch.name: patch for patch in (*_captures(tree, ever), *ALL, *states)}
+    patchset.select([name for name in names if name not in ever and name not in known])
+    standing = {path: _standing(tree, one, known) for path, one in ours.items()}
+    there = frozenset[str]().union(*standing.values())
+    for path, one in ours.items():
+        lost = [name for name in one.names - there if name in names and not _gone(tree, known.get(name))]
+        if lost:
+            raise _refused(tree, path, lost, "what it did there was changed since")
+    going = there.intersection(names) if names else there
+    leaving = {path: found & going for path, found in standing.items() if found & going}
+    anew = {path: (standing[path] & known.keys()) - going for path in leaving}
+    try:  # patches may build on each other: those that stay come anew on what is left without any
+        bare = {p: _back(tree, p, ours[p], _all_steps(ours[p], leaving[p], anew[p]), known) for p in leaving}
+        after = _again(
+            tree, bare, [patch for name, patch in known.items() if any(name in one for one in anew.values())]
+        )
+    except Conflict:
+        after = {p: _back(tree, p, ours[p], _own_steps(ours[p], leaving[p]), known) for p in leaving}
+    edits = tuple(FileEdit(path, ours[path].now, data) for path, data in after.items() if data != ours[path].now)
     rest = tree.having({tree.inside(e.path): e.after for e in edits if e.after is not None})
     _demand_gone(rest, names, known)
-    return going, tuple(edits)
+    return tuple(sorted(going)), edits
+
+
+def _standing(tree: SourceTree, ours: Ours, known: Mapping[str, Patch]) -> frozenset[str]:
+    """The patches that a file still has: where it was changed since, only the known ones can be looked for."""
+    sure = ours.unmixed
+    return sure | {name for name in ours.names - sure if name in known and _applied(tree, known[name])}
+
+
+def _again(tree: SourceTree, bare: Mapping[str, bytes | None], patches: Sequence[Patch]) -> dict[str, bytes | None]:
+    """The files once these patches are made on them. Raises Conflict where one does not fit."""
+    found = patchset.plan(tree.having({tree.inside(p): d for p, d in bare.items() if d is not None}), patches)
+    for entry in found.report.entries:
+        if entry.status is Status.CONFLICT:
+            raise Conflict(f"{entry.name} does not fit: {entry.reason}", kind="conflict", where=tree.root)
+    return {**bare, **{edit.path: edit.after for edit in found.edits if edit.path in bare}}
+
+
+Taking = list[tuple[Step, frozenset[str]]]  # steps, the last first, and which of their patches are taken back
+
+
+def _all_steps(ours: Ours, leaving: frozenset[str], anew: frozenset[str]) -> Taking:
+    """Every step back to the one with the first that leaves; of what came, all but what stays and cannot come anew."""
+    found: Taking = []
+    missing = leaving
+    for step in reversed(ours.steps):
+        found.append((step, step.came - (step.stand - leaving - anew)))
+        missing = (missing | step.went) - step.came
+        if not missing:
+            return found
+    return _own_steps(ours, leaving)
+
+
+def _own_steps(ours: Ours, leaving: frozenset[str]) -> Taking:
+    """The steps of those that leave alone."""
+    return [(step, step.stand & leaving) for step in reversed(ours.steps) if step.stand & leaving]
+
+
+def _back(tree: SourceTree, path: str, ours: Ours, taking: Taking, known: Mapping[str, Patch]) -> bytes | None:
+    """The file with what these patches of these steps did taken back."""
+    content = ours.now
+    for step, names in taking:
+        if step.came and not names:
+            continue
+        edit = _made(tree, path, step, names, known)
+        others = few(sorted(step.stand - names))
+        if edit is None and others:
+            raise _refused(tree, path, names, f"it came together with {others}, and which lines are whose is not known")
+        if edit is None or (content != edit.after and None in (content, edit.before, edit.after)):
+            raise _refused(tree, path, names, "the file was changed since")
+        if content == edit.after:
+            content = edit.before
+            continue
+        content = taken_back(content or b"", edit.after or b"", edit.before or b"")
+        if content is None:
+            raise _refused(tree, path, names, "the same lines, or those beside them, were changed since")
+    return content
+
+
+def _made(
+    tree: SourceTree, path: str, step: Step, names: frozenset[str], known: Mapping[str, Patch]
+) -> FileEdit | None:
+    """What these patches of a step did to the file; None where that is not known."""
+    if step.kept and step.came <= names:
+        return FileEdit(path, step.before, step.after)
+    if step.before is None or not names <= known.keys():
+        return None
+    plan = patchset.plan(tree.having({tree.inside(path): step.before}), [p for n, p in known.items() if n in names])
+    return next((edit for edit in plan.edits if edit.path == path), None)
+
+
+def _refused(tree: SourceTree, path: str, names: Collection[str], why: str) -> Conflict:
+    return Conflict(
+        f"{few(sorted(names))} cannot be taken out of {path}: {why}",
+        kind="conflict",
+        where=tree.root,
+        hint="nothing was touched; take back all that was applied (--revert without a name) and apply what is to stay, "
+        "or take these lines out by hand: `git diff` shows them",
+    )
 
 
 def _demand_gone(tree: SourceTree, names: Sequence[str], known: Mapping[str, Patch]) -> None:
@@ -112,22 +242,14 @@ def _applied(tree: SourceTree, patch: Patch) -> bool:
     return entry.status is Status.APPLIED
 
 
-def _patches(names: Iterable[str], known: Mapping[str, Patch]) -> list[Patch]:
-    """The patches of these names, in the order in which they are applied."""
-    order = [*(p.name for p in ALL), *known]
-    found: list[Patch] = []
-    for name in names:
-        try:
-            found += [known[name]] if name in known else patchset.select([name])
-        except UsageError as error:
-            raise Conflict(
-                f"{name} is to stay, and it is not known here what it changes",
-                kind="conflict",
-                hint="give the folder of your end states with --own; no patch goes alone while a diff stays: take all "
-                "back, then apply what is to stay",
-            ) from error
-    return sorted(found, key=lambda p: order.index(p.name) if p.name in order else -1)
+def _gone(tree: SourceTree, patch: Patch | None) -> bool:
+    """Whether the tree is known to have nothing of the patch."""
+    return patch is not None and patchset.status(tree, [patch]).entries[0].status is not Status.CONFLICT
 
 
-def _get(images: Mapping[str, bytes], sha256: str | None) -> bytes | None:
-    return None if sha256 is None else images[sha256]
+def _captures(tree: SourceTree, names: Iterable[str]) -> Iterator[Patch]:
+    """The patches among these names that are about one class of the target, where the tree was asked for it."""
+    for name in sorted(names):
+        word, _, target = name.partition(" ")
+        if word == patchset.CAPTURE and tree.classes.get(target):
+            yield eagle3_capture(target)

@@ -122,7 +122,10 @@ def test_other_bytes_than_announced_are_refused(body: bytes) -> None:
     change = {"path": "a.py", "before": None, "mode": None, "old": 4, "new": 6}
     with pytest.raises(RemoteError, match="damaged"):
         patching.tried(
-            ["a"], Reply({"diffs": [{"applies": True, "already": False, "message": ""}], "changes": [change]}, body)
+            ["a"],
+            Reply(
+                {"diffs": [{"applies": True, "already": False, "message": "", "paths": []}], "changes": [change]}, body
+            ),
         )
     with pytest.raises(RemoteError, match="damaged"):
         reverting.received(Reply({"steps": [], "now": {}, "images": [["0", 10]]}, body))

@@ -270,7 +270,7 @@ def plan(root: Path, *names: str) -> Plan:
 
 def write(root: Path, *edits: FileEdit) -> None:
     """Make the edits as a journal step; where that is kept is no part of the tree."""
-    call = patching.making(load(here, str(root)), edits, {"patches": [], "reverted": []}, (), sys.executable)
+    call = patching.making(load(here, str(root)), edits, (), sys.executable)
     context = Context()
     context.body, context.blobs = call.body, f"{root}-step-{len(list(root.parent.iterdir()))}"
     invoke(call.name, call.args, context)

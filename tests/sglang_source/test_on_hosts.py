@@ -20,6 +20,8 @@ from opsctl.cli.main import run
 from opsctl.errors import Exit
 from opsctl.inventory import load
 from opsctl.remote.host import connect
+from opsctl.sglang import patchset, tree
+from opsctl.sglang.patchset import FileEdit
 from tests.proxy import Proxy, fewest
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
@@ -174,15 +176,95 @@ def test_without_a_journal_git_tells_what_was_there(box: Box, cli: Cli) -> None:
     assert box.snapshot() == before
 
 
-def test_what_was_edited_since_is_not_overwritten(box: Box, cli: Cli) -> None:
-    assert cli("patch", "sglang").code == Exit.DONE
-    path = box.tree / KIMI
-    path.write_bytes(path.read_bytes() + b"# mine\n")
+def own_diff(box: Box, name: str, path: str, old: str, new: str) -> Path:
+    """The folder of the project's own patches, with a diff of this change, which is not made."""
+    folder, text = box.folder / "own", (box.tree / path).read_text()
+    folder.mkdir(exist_ok=True)
+    assert old in text
+    edit = FileEdit(path, text.encode(), text.replace(old, new).encode())
+    (folder / f"{name}.patch").write_text(edit.diff())
+    return folder
+
+
+ELSEWHERE = ("EAGLE3 currently only supports 1 layer", "one layer only")
+
+
+@pytest.mark.parametrize("under_git", [True, False])
+def test_one_patch_goes_while_a_diff_of_ones_own_stays(under_git: bool, box: Box, cli: Cli) -> None:
+    """In another file, and in the same one: what was applied together, and in any order, goes by itself."""
+    if under_git:
+        box.commit()
     before = box.snapshot()
-    said = cli("patch", "sglang", "--revert", "kimi-k25-eagle3")
-    assert said.code not in (Exit.DONE, Exit.BUG)
-    assert "kimi_k25.py" in said.out
+    own_diff(box, "in-version", "python/sglang/version.py", "0.0.0.dev0", "0.0.0.dev1")
+    folder = own_diff(box, "in-drafter", DRAFTER, *ELSEWHERE)
+    assert cli("patch", "sglang", "--own", str(folder), "in-version", "in-drafter").code == Exit.DONE
+    diffs_alone = box.snapshot()
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
     assert box.snapshot() == before
+
+    assert cli("patch", "sglang", "--own", str(folder)).code == Exit.DONE
+    everything = box.snapshot()
+    for name in ("kimi-k25-eagle3", "eagle3-graph-layer-ids", "eagle3-fc-guard"):  # without --own
+        said = cli("patch", "sglang", "--revert", name)
+        assert said.code == Exit.DONE, said.out + said.err
+    assert changed(before, box.snapshot()) == {DRAFTER, "python/sglang/version.py"}
+    assert cli("patch", "sglang", "--revert", "in-version").code == Exit.DONE
+    assert changed(before, box.snapshot()) == {DRAFTER}
+    said = cli("patch", "sglang", "--status", "--json")
+    assert {n for n, s in statuses(said).items() if s == "needed"} == {
+        "kimi-k25-eagle3", "eagle3-graph-layer-ids", "eagle3-fc-guard",
+    }  # fmt: skip
+    names = ("eagle3-loader-names", "eagle3-loader-strict", "eagle3-d2t-guard")
+    assert cli("patch", "sglang", "--revert", *names).code == Exit.DONE
+    assert (box.tree / DRAFTER).read_bytes() == diffs_alone[DRAFTER][1] != everything[DRAFTER][1]
+    assert cli("patch", "sglang", "--revert", "in-drafter").code == Exit.DONE
+    assert box.snapshot() == before
+
+
+def test_what_was_edited_since_stays_when_a_patch_goes(box: Box, cli: Cli) -> None:
+    """Edits before, between and after our runs, in the files that we patched."""
+    before = box.snapshot()
+    kimi, drafter = box.tree / KIMI, box.tree / DRAFTER
+    assert cli("patch", "sglang", "kimi-k25-eagle3", "eagle3-loader-strict", "eagle3-d2t-guard").code == Exit.DONE
+    drafter.write_text(drafter.read_text().replace(*ELSEWHERE))
+    assert cli("patch", "sglang", "eagle3-fc-guard").code == Exit.DONE
+    kimi.write_bytes(kimi.read_bytes() + b"# mine\n")
+    assert cli("patch", "sglang", "--revert", "kimi-k25-eagle3").code == Exit.DONE
+    assert kimi.read_bytes() == before[KIMI][1] + b"# mine\n"
+    said = cli("patch", "sglang", "--revert", "eagle3-loader-strict")
+    assert said.code == Exit.DONE, said.out + said.err
+    assert cli("patch", "sglang", "--revert", "eagle3-fc-guard", "eagle3-d2t-guard").code == Exit.DONE
+    assert drafter.read_text() == before[DRAFTER][1].decode().replace(*ELSEWHERE)
+
+
+def test_a_patch_goes_beside_one_that_was_edited_and_stays(box: Box, cli: Cli) -> None:
+    drafter, message = box.tree / DRAFTER, ("d2t is not integer", "d2t has floats")
+    (d2t_guard,) = patchset.plan(tree.load(tree.here, str(box.tree)), patchset.select(["eagle3-d2t-guard"])).edits
+    assert cli("patch", "sglang", "eagle3-fc-guard").code == Exit.DONE
+    assert cli("patch", "sglang", "eagle3-d2t-guard").code == Exit.DONE
+    drafter.write_text(drafter.read_text().replace(*message))
+    assert cli("patch", "sglang", "--revert", "eagle3-fc-guard").code == Exit.DONE
+    assert d2t_guard.after is not None
+    assert drafter.read_text() == d2t_guard.after.decode().replace(*message)
+
+
+def test_what_was_edited_in_the_lines_of_a_patch_is_not_overwritten(box: Box, cli: Cli) -> None:
+    folder = own_diff(box, "mine", DRAFTER, *ELSEWHERE)
+    assert cli("patch", "sglang", "--own", str(folder)).code == Exit.DONE
+    edits = {
+        "kimi-k25-eagle3": (KIMI, "def get_embed_and_head(self)", "def get_embed_and_head(self, *_)"),
+        "mine": (DRAFTER, ELSEWHERE[1], "a single layer"),
+    }
+    for name, (path, old, new) in edits.items():
+        text = (box.tree / path).read_text()
+        assert text.count(old) == 1
+        (box.tree / path).write_text(text.replace(old, new))
+        edited = box.snapshot()
+        said = cli("patch", "sglang", "--revert", name)
+        assert said.code not in (Exit.DONE, Exit.BUG)
+        assert f"{name} cannot be taken out of {path}: " in said.out
+        assert "changed since" in said.out
+        assert box.snapshot() == edited
 
 
 def test_a_pin_saves_local_changes_and_revert_brings_them_back(box: Box, cli: Cli) -> None:
