@@ -56,6 +56,11 @@ def size(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
+def moment(iso: str) -> str:
+    """A time of ISO 8601 to the second."""
+    return re.sub(r"\.\d+", "", iso)
+
+
 def duration(seconds: float) -> str:
     """Seconds for people: 0.123 -> '0.12 s', 75 -> '1 min 15 s'."""
     if seconds < 10:

@@ -10,7 +10,7 @@ import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
 from opsctl.errors import Exit
-from opsctl.text import few, printable
+from opsctl.text import few, moment, printable
 
 app = typer.Typer()
 
@@ -44,7 +44,8 @@ def history(
         where = f"{row['host']}  " if "host" in row else ""
         hosts = f" on {few(row['hosts'])}" if "hosts" in row else f" by {row['who']}"
         project = f" (of {row['inventory']})" if mixed and row.get("inventory") else ""
-        typer.echo(printable(f"{where}{row['run']}  {row['started']}  {row['playbook']}{hosts}: {_end(row)}{project}"))
+        begun = f"{row['run']}  {moment(row['started'])}"
+        typer.echo(printable(f"{where}{begun}  {row['playbook']}{hosts}: {_end(row)}{project}"))
     if others:
         typer.echo(f"{others} {'run' if others == 1 else 'runs'} of other inventories: opsctl history --all", err=True)
     return code

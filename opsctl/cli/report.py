@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from opsctl.cli.hosts import InventoryOption
 from opsctl.errors import Exit, UsageError
 
 app = typer.Typer()
@@ -15,8 +16,9 @@ app = typer.Typer()
 @app.command()
 def report(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest.")
+        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest of this inventory.")
     ] = "last",
+    inventory: InventoryOption = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the page.")] = Path(
         "run.html"
     ),
@@ -25,10 +27,11 @@ def report(
 
     Example: opsctl report last -o run.html
     """
+    from opsctl.inventory.load import find, known_as
     from opsctl.report.record import read
     from opsctl.report.run_page import run_page
 
-    page = run_page(read(run))
+    page = run_page(read(run, known_as(find(inventory))))
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -61,9 +61,9 @@ def rollback(
 
 def _hosts_of(run: str | None) -> str:
     """The hosts of a run according to our own record; all hosts if there is none."""
-    from opsctl.report.record import names, read
+    from opsctl.report.record import is_known, read
 
-    if run is None or run not in names():
+    if run is None or not is_known(run):
         return "all"
     return ",".join(read(run).started.get("hosts", ())) or "all"
 

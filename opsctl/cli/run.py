@@ -89,9 +89,9 @@ def run(
 
 
 def _recorded(run: str) -> bool:
-    from opsctl.report.record import names
+    from opsctl.report.record import is_known
 
-    return run in names()
+    return is_known(run)
 
 
 def _words(options: list[str] | None) -> list[str]:

@@ -17,7 +17,7 @@ app = typer.Typer()
 @app.command()
 def show(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest.")
+        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest of this inventory.")
     ] = "last",
     inventory: InventoryOption = None,
     host: HostOption = None,
@@ -29,9 +29,10 @@ def show(
     """
     if host:
         return _from_host(run, inventory, host)
+    from opsctl.inventory.load import find, known_as
     from opsctl.report.record import read
 
-    record = read(run)
+    record = read(run, known_as(find(inventory)))
     if as_json:
         typer.echo(json.dumps({"run": record.run, "events": list(record.events)}, indent=2))
         return Exit.DONE

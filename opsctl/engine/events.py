@@ -66,7 +66,7 @@ class RunStarted(Event):
     playbook: str
     hosts: tuple[str, ...]
     check: bool
-    started: str  # wall clock, ISO 8601
+    started: str  # wall clock, ISO 8601, to the microsecond: by it runs of one second are put in order
     version: str
     variables: dict[str, Any]
     inventory: str | None  # its full path, by which the runs of one project are told from another's

@@ -165,8 +165,8 @@ def execute(
     fleet = Fleet(info, emit, clock, connections, options.at_once)
     names = tuple(h.name for h in plan.hosts)
     emit(RunStarted(at=0.0, run=plan.run, playbook=plan.playbook.name, hosts=names, check=options.check,
-                    started=meta["since"], version=__version__, variables=meta["vars"],
-                    inventory=plan.inventory))  # fmt: skip
+                    started=datetime.now(UTC).isoformat(timespec="microseconds"), version=__version__,
+                    variables=meta["vars"], inventory=plan.inventory))  # fmt: skip
     watcher = threading.Thread(target=_cancel_when, args=(stop, fleet), daemon=True)
     watcher.start()
     try:

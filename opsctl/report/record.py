@@ -14,6 +14,7 @@ from opsctl.errors import UsageError
 from opsctl.text import nearest
 
 _MOST_RUNS = 500
+_SECOND = len("20261130-112003")  # how a run's name begins
 
 
 def folder() -> Path:
@@ -108,30 +109,53 @@ def undone(run: str) -> set[str]:
 
 def names() -> list[str]:
     """All recorded runs, the newest first."""
-    return sorted((path.stem for path in folder().glob("*.jsonl")), reverse=True)
+    return sorted((path.stem for path in folder().glob("*.jsonl")), key=_began, reverse=True)
+
+
+def is_known(run: str) -> bool:
+    return (folder() / f"{run}.jsonl").is_file()
 
 
 def known_of(inventory: str) -> tuple[list[str], int]:
     """The recorded runs of the project that has this inventory, the newest first; and how many there are of others."""
     known = names()
-    own = [name for name in known if _inventory(name) == inventory]
+    own = [name for name in known if _head(name).get("inventory") == inventory]
     return own, len(known) - len(own)
 
 
-def _inventory(run: str) -> str | None:
-    """What a record's first line says, which is short where the whole may be long."""
-    with (folder() / f"{run}.jsonl").open(encoding="utf-8") as file:
-        try:
-            found = json.loads(file.readline()).get("inventory")
-        except ValueError:
-            return None  # the controller died while writing it
-    return found if isinstance(found, str) else None
+def _began(run: str) -> tuple[str, str]:
+    """When a run began: to the second by its name, within that by its record."""
+    return run[:_SECOND], str(_head(run).get("started"))
 
 
-def read(run: str) -> Record:
-    """A record, by the run's name or its unambiguous beginning; `last` is the newest. Raises UsageError."""
+def _head(run: str) -> dict[str, Any]:
+    """The first line of a record, which is short where the whole may be long."""
+    try:
+        with (folder() / f"{run}.jsonl").open(encoding="utf-8") as file:
+            found = json.loads(file.readline())
+    except (OSError, ValueError):  # it was pruned meanwhile, or the controller died while writing it
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def last_of(inventory: str | None) -> str:
+    """The newest run of the project that has this inventory; of all where that is None. Raises UsageError."""
+    known, others = known_of(inventory) if inventory else (names(), 0)
+    if known:
+        return known[0]
+    if not others:
+        raise UsageError("no run is recorded on this machine", hint="`opsctl history --host HOST` asks a host")
+    raise UsageError(
+        f"no run of {inventory} is recorded on this machine, {others} of other inventories "
+        f"{'is' if others == 1 else 'are'}",
+        hint="`opsctl history --all` lists them; name the one that you mean, or its inventory with -i",
+    )
+
+
+def read(run: str, inventory: str | None = None) -> Record:
+    """A record, by the run's name or its unambiguous beginning; `last` as of `last_of`. Raises UsageError."""
     known = names()
-    found = known[:1] if run == "last" else [name for name in known if name.startswith(run)]
+    found = [last_of(inventory)] if run == "last" else [name for name in known if name.startswith(run)]
     if run in known:
         found = [run]
     if len(found) != 1:

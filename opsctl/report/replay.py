@@ -7,7 +7,7 @@ from typing import Any
 
 from opsctl.report.record import Record
 from opsctl.report.run_page import recorded_diff
-from opsctl.text import duration, few, one_line, printable
+from opsctl.text import duration, few, moment, one_line, printable
 
 
 def lines(record: Record) -> Iterator[str]:
@@ -18,7 +18,7 @@ def lines(record: Record) -> Iterator[str]:
 def _lines(event: dict[str, Any]) -> Iterator[str]:
     match event.get("event"):
         case "run_started":
-            yield f"run {event['run']}: {event['playbook']} on {few(event['hosts'])}, {event['started']}"
+            yield f"run {event['run']}: {event['playbook']} on {few(event['hosts'])}, {moment(event['started'])}"
             for name, value in event["variables"].items():
                 yield f"    -e {name}={value}"
         case "play_started":

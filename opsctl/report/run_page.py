@@ -9,7 +9,7 @@ from opsctl.modules.contract import FileDiff
 from opsctl.report.diff import unified
 from opsctl.report.html import Cell, Page, Tone
 from opsctl.report.record import Record
-from opsctl.text import duration
+from opsctl.text import duration, moment
 
 _TONES: dict[str, Tone] = {
     "ok": "good", "changed": "warn", "ran": "warn", "unknown": "plain", "skipped": "plain", "failed": "bad",
@@ -25,7 +25,7 @@ def run_page(record: Record) -> str:
     page.facts({
         "result": Cell(str(ended.get("outcome", "did not finish")), "good" if exit_code in (0, 3) else "bad"),
         "exit code": exit_code if exit_code is not None else "none",
-        "started": started.get("started", "?"),
+        "started": moment(started.get("started", "?")),
         "took": duration(ended.get("seconds", 0)),
         "mode": "check: nothing was changed" if started.get("check") else "run",
         **{f"-e {name}": value for name, value in (started.get("variables") or {}).items()},

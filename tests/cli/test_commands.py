@@ -181,6 +181,43 @@ def test_history_is_that_of_the_project_one_is_in(project: Project, cli: Cli, mo
     assert f"(of {project.folder}/inventory.yaml)" in cli("history", "--all").out
 
 
+def test_last_is_the_newest_of_the_project_one_is_in(
+    project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    (project.folder / "other").mkdir()
+    other = Project(project.folder / "other")
+    other.write(PLAY, "theirs.yaml")
+    monkeypatch.chdir(other.out)
+    for command in (("show",), ("report", "-o", "page.html")):
+        said = cli(*command)
+        assert said.code == Exit.USAGE
+        assert f"no run of {other.folder}/inventory.yaml is recorded on this machine, 1 of other inven" in said.err
+        assert "opsctl history --all" in said.err
+        assert cli(*command, "-i", "../../inventory.yaml").code == Exit.DONE
+    assert "<title>play " in Path("page.html").read_text()
+
+    cli("run", "../theirs.yaml")
+    monkeypatch.chdir(project.folder)
+    assert ": play on here" in cli("show", "last").out
+    assert cli("report").code == Exit.DONE
+    assert "<title>play " in Path("run.html").read_text()
+
+
+def test_runs_of_one_second_are_in_the_order_in_which_they_began(project: Project, cli: Cli) -> None:
+    """Their names are not."""
+    for name, random in (("first", "ffff"), ("second", "0000"), ("third", "8888")):
+        project.write(PLAY, f"{name}.yaml")
+        cli("run", f"{name}.yaml")
+        run = json.loads(cli("history", "--json").out)["runs"][0]["run"]
+        (record,) = project.folder.rglob(f"{run}.jsonl")
+        record.rename(record.with_name(f"20200101-000000-{random}.jsonl"))
+    listed = json.loads(cli("history", "--json").out)["runs"]
+    assert [one["playbook"] for one in listed] == ["third", "second", "first"]
+    assert ": third on here" in cli("show", "last").out
+
+
 @pytest.mark.parametrize("again", ["plays/p.yaml", "{project}/plays/p.yaml", "p.yaml"])
 def test_handlers_due_are_found_however_the_playbook_is_named(
     project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch, again: str
