@@ -259,8 +259,9 @@ def _holder(port: int) -> Optional[Dict[str, Any]]:
 def _became(child: "subprocess.Popen[bytes]", wanted: Record) -> None:
     """Wait until the shell has become the program. Raises AgentError if there is no such program."""
     deadline = time.monotonic() + 10.0
-    while GATE in pids.command(child.pid) and time.monotonic() < deadline:
-        if child.poll() is not None:
+    while child.poll() is None and time.monotonic() < deadline:
+        shown = pids.command(child.pid)
+        if shown and GATE not in shown:  # one that is ending shows nothing, before it can be asked how it ended
             break
         time.sleep(0.005)
     if child.poll() in (126, 127):
