@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,8 +85,8 @@ def slow_link(sshd: Sshd) -> Iterator[Callable[..., Proxy]]:
     """
     made: list[Proxy] = []
 
-    def make(round_trip: float = 0.0, gather: float = 0.0) -> Proxy:
-        made.append(Proxy(sshd.port, round_trip, gather))
+    def make(round_trip: float = 0.0, gather: float = 0.0, rate: float = math.inf) -> Proxy:
+        made.append(Proxy(sshd.port, round_trip, gather, rate))
         return made[-1]
 
     yield make

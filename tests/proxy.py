@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -25,11 +26,13 @@ def fewest(turns: Callable[[], int]) -> int:
 class Proxy:
     """Listens on `port`, forwards to `target` on 127.0.0.1 with `round_trip` seconds of latency.
 
-    What the server says reaches the client once the server has been silent for `gather` seconds.
+    What the server says reaches the client once the server has been silent for `gather` seconds. All that the clients
+    say passes at `rate` bytes a second.
     """
 
-    def __init__(self, target: int, round_trip: float = 0.0, gather: float = 0.0) -> None:
-        self._target, self._one_way, self._gather = target, round_trip / 2, gather
+    def __init__(self, target: int, round_trip: float = 0.0, gather: float = 0.0, rate: float = math.inf) -> None:
+        self._target, self._one_way, self._gather, self._rate = target, round_trip / 2, gather, rate
+        self._free = 0.0  # when what has passed so far has done so
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._flowing = asyncio.Event()
@@ -115,7 +118,7 @@ class Proxy:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
-        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096)
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096 if self._rate == math.inf else 4)
 
         async def feed() -> None:
             with contextlib.suppress(ConnectionError):
@@ -133,6 +136,9 @@ class Proxy:
                 if data and self._gather and not up:
                     data += await self._rest(queue)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if up:
+                    self._free = max(self._free, time.monotonic()) + len(data) / self._rate
+                    await asyncio.sleep(max(0.0, self._free - time.monotonic()))
                 await self._flowing.wait()
                 if not data:
                     break

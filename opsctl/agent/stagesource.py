@@ -149,14 +149,17 @@ def _of(call: Context, folder: Outline, span: Span) -> Reading:
     path = os.path.join(folder.path, span.name)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb", buffering=0) as file:
+            # What is remembered is remembered of this very file: the one that was looked at, before and after.
+            same = _stat(fd) == folder.stats[span.name]
+            blocks = digests(call, file, span.start, span.end) if same else []
+            if _stat(fd) != folder.stats[span.name] or len(blocks) != blocks_in(span.start, span.end):
+                raise _changed(folder.path, span.name)
+    except FileNotFoundError:
+        raise _changed(folder.path, span.name) from None
     except OSError as error:
-        raise AgentError("permission", "cannot read %s: %s" % (span.name, error.strerror), path=folder.path) from None
-    with open(fd, "rb", buffering=0) as file:
-        # What is remembered is remembered of this very file: it must be the one that was looked at, before and after.
-        same = _stat(fd) == folder.stats[span.name]
-        blocks = digests(call, file, span.start, span.end) if same else []
-        if _stat(fd) != folder.stats[span.name] or len(blocks) != blocks_in(span.start, span.end):
-            raise _changed(folder.path, span.name)
+        kind = "permission" if isinstance(error, PermissionError) else "failed"
+        raise AgentError(kind, "cannot read %s: %s" % (span.name, error.strerror), path=folder.path) from None
     return Reading(chunk_digest(blocks), shortened(blocks))
 
 

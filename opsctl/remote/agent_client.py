@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat
-from opsctl.remote.stream import Stream
+from opsctl.remote.stream import Stream, Unreadable
 from opsctl.text import one_line
 
 OnProgress = Callable[[Any, bytes], None]
 PING_AFTER = 15.0  # seconds of silence after which a waiting controller asks whether the agent is there
-LOST_AFTER = 45.0  # seconds of silence, pings included, after which it is taken for lost
+LOST_AFTER = 45.0  # seconds of silence, of its connection too, after which it is taken for lost
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class AgentClient:
     def send_files(self, call: Call, ranges: Sequence[tuple[str, int, int]]) -> Pending:
         """Send a call with ranges of files (path, start, count) as its body.
 
-        Raises UsageError: one cannot be read, or is shorter. Then the agent is of no use any more.
+        Raises UsageError: one cannot be read, or is shorter by now. Then the agent is of no use any more.
         """
         with self._sending:
             self._numbers += 1
@@ -131,11 +131,11 @@ class AgentClient:
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+            raise _unreadable(path, error.strerror or str(error)) from None
         try:
             self._stream.send_file(file, start, count, LOST_AFTER)
-        except EOFError:
-            raise UsageError(f"{path} became shorter while it was being sent") from None
+        except Unreadable as error:
+            raise _unreadable(path, str(error)) from None
         finally:
             os.close(file)
 
@@ -194,6 +194,11 @@ class AgentClient:
         self.end(Unreachable("the connection is closed", where=self._name))
         self._stream.close()
 
+    def abandon(self) -> None:
+        """End it at once, whatever others are doing with it; it is still to be closed."""
+        self.end(Unreachable("the connection is closed", where=self._name))
+        self._stream.abandon()
+
     def _late(self, pending: Pending, timeout: float | None) -> OpsctlError:
         self.cancel(pending)
         return RemoteError(f"{pending.call.name}: no answer within {timeout:g} s", kind="timeout", where=self._name)
@@ -239,7 +244,7 @@ class AgentClient:
             self._end_lost(f"{error}")
 
     def _check_silence(self) -> None:
-        silent = time.monotonic() - self._heard
+        silent = time.monotonic() - max(self._heard, self._stream.heard())
         if silent > LOST_AFTER:
             self._end_lost(f"no sign of life for {silent:.0f} s")
         elif silent > PING_AFTER:
@@ -326,6 +331,10 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ValueError):
         return "it was closed"
     return error.strerror or str(error) or type(error).__name__
+
+
+def _unreadable(path: str, why: str) -> UsageError:
+    return UsageError(f"cannot read {path}: {why}", hint="run it again when it is complete; what has arrived stays")
 
 
 def _limit(deadline: float | None, most: float) -> float:

@@ -11,13 +11,17 @@ import subprocess
 import time
 from typing import IO
 
-from opsctl.remote.stream import Tail
+from opsctl.remote.stream import Tail, read_range
 
 _PIPE = 1 << 20  # bytes: the largest a user may ask for by default
 
 
 class LocalStream:
-    """A command on this machine, as a Stream. With `much` to be sent its standard input is a socket."""
+    """A command on this machine, as a Stream.
+
+    Args:
+        much: it is an `ssh` by which much is to be sent: its standard input is a socket.
+    """
 
     def __init__(self, command: str, *, much: bool = False) -> None:
         theirs, ours = _socket() if much else _pipe()
@@ -38,26 +42,30 @@ class LocalStream:
         self._in, self._out, self._err = os.fdopen(ours, "wb", buffering=0), self._process.stdout, self._process.stderr
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe.fileno(), False)
-        self._tail = Tail()
+        self._much, self._tail = much, Tail()
 
     def send(self, data: bytes, timeout: float) -> None:
         view = memoryview(data)
-        deadline = time.monotonic() + timeout
         while view:
-            self._wait(None, self._in, deadline)
+            self._wait(None, self._in, time.monotonic() + timeout)
             with contextlib.suppress(BlockingIOError):
                 view = view[os.write(self._in.fileno(), view[:_PIPE]) :]
 
     def send_file(self, file: int, start: int, count: int, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
         end = start + count
         while start < end:
-            self._wait(None, self._in, deadline)
-            with contextlib.suppress(BlockingIOError):
+            self._wait(None, self._in, time.monotonic() + timeout)
+            sent = 0
+            try:
                 sent = os.sendfile(self._in.fileno(), file, start, end - start)  # not a byte of it is copied here
-                if not sent:
-                    raise EOFError
-                start += sent
+            except BlockingIOError:
+                continue
+            except OSError:
+                read_range(file, start, 1)  # whose error it was
+                raise
+            if not sent:
+                read_range(file, start, 1)
+            start += sent
 
     def receive(self, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
@@ -65,6 +73,10 @@ class LocalStream:
             self._wait(self._out, None, deadline)
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._out.fileno(), 1 << 18)
+
+    def heard(self) -> float:
+        """Of `ssh` there is nothing to know: it ends by itself where the host is silent (ServerAliveInterval)."""
+        return time.monotonic() if self._much else 0.0
 
     def can_send(self) -> bool:
         poll = select.poll()
@@ -85,6 +97,9 @@ class LocalStream:
     def end_input(self) -> None:
         with contextlib.suppress(OSError):
             self._in.close()
+
+    def abandon(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         self.end_input()

@@ -31,6 +31,8 @@ STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection 
 # Linux keeps for a sender by default holds a connection to 54 MB/s at 50 ms, little more than one session's window.
 APART, APART_FAR = 2, 4
 SESSIONS_FAR = 2  # of each
+WATCH = 5.0  # seconds between two looks whether the host is still there
+TICK = 1.0  # seconds after which the progress is told again though nothing has arrived: whoever is told may stop us
 
 
 class Part(NamedTuple):
@@ -88,13 +90,16 @@ class Sending:
         connections = (APART_FAR if far else APART) if size >= MUCH else 0
         self._starts = [start for n in range(connections) if (start := host.apart(f"data{n}"))]
         self._sessions = SESSIONS_FAR if far else 1
-        self._working = 0  # streams of connections of their own
+        self._streams = 0  # those that have not ended
+        self._working = 0  # those of connections of their own that have connected
         self._given = threading.Event()  # what is to be sent is known, or that nothing is
         self._folder, self._todo = "", deque[list[Part]]()
-        self._sent = 0
+        self._sent = self._wanted = 0
         self._on_bytes: Callable[[int], None] = lambda sent: None
         self._failed: list[BaseException] = []
-        self._counting = threading.Lock()
+        self._changed = threading.Condition()  # guards the counts, and tells when there may be nothing to wait for
+        self._over = threading.Event()  # nothing more is to be sent
+        self._agents: list[AgentClient] = []  # one per stream
         self._threads: list[threading.Thread] = []
         for start in self._starts:
             self._begin(self._threads, partial(self._apart, start))
@@ -103,8 +108,12 @@ class Sending:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._todo.clear()
         self._given.set()
+        with self._changed:
+            self._over.set()
+            agents = list(self._agents)
+        for agent in agents:
+            agent.abandon()
         for thread in self._threads:
             thread.join()
 
@@ -112,19 +121,53 @@ class Sending:
         """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError."""
         self._folder, self._on_bytes = folder, on_bytes
         self._todo.extend(loads(parts))
+        self._wanted = sum(part.size for load in self._todo for part in load)
         self._given.set()
         channels = STREAMS_FAR if self._far and not self._starts else STREAMS
         for _ in range(min(channels, len(self._todo))):
             self._begin(self._threads, self._channel)
-        for thread in self._threads:
-            thread.join()
+        threading.Thread(target=self._watch, daemon=True).start()
+        while not self._ended_soon():
+            self._count(0)
+        if self._sent < self._wanted and not self._failed:  # none opened (MaxSessions 1), or all broke
+            self._host.call(Call("arrival.nothing"))  # if our own connection is lost too, a load would be long in it
+            self._send(self._host.agent())
         if self._failed:
             raise self._failed[0]
-        self._send(self._host.agent())  # what is left if none opened (MaxSessions 1), or all broke
+
+    def _ended_soon(self) -> bool:
+        """Wait a moment. Whether the streams have brought all there is, or will bring no more."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: bool(self._failed) or self._sent >= self._wanted or not self._streams, TICK
+            )
+
+    def _watch(self) -> None:
+        """Fail once the host is gone: streams take long to notice, as one that waits to write hears nothing."""
+        try:
+            while not self._over.wait(WATCH):
+                self._host.call(Call("arrival.nothing"))
+        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failed.append(error)
+            self._over.set()
+            self._changed.notify_all()
 
     def _begin(self, threads: list[threading.Thread], work: Callable[[], None]) -> None:
         """Have one more stream: each opens on its own, side by side, as that takes round trips."""
-        threads.append(threading.Thread(target=work, daemon=True))
+
+        def run() -> None:
+            work()
+            with self._changed:
+                self._streams -= 1
+                self._changed.notify_all()
+
+        with self._changed:
+            self._streams += 1
+        threads.append(threading.Thread(target=run, daemon=True))
         threads[-1].start()
 
     def _channel(self) -> None:
@@ -145,7 +188,7 @@ class Sending:
         self._stream(start, works, sessions=sessions)
 
     def _works(self, agent: AgentClient) -> None:
-        with self._counting:
+        with self._changed:
             self._working += 1
 
     def _stream(
@@ -157,10 +200,13 @@ class Sending:
     ) -> None:
         """Send over an agent until there is `enough`; `sessions` need its connection."""
         try:
-            agent = start()
+            agent = self._opened(start)
             try:
                 works(agent)
                 self._send(agent, enough)
+            except Unreachable:
+                agent.abandon()
+                raise
             finally:
                 for thread in sessions:
                     thread.join()
@@ -168,14 +214,23 @@ class Sending:
         except Unreachable:
             pass  # fewer streams do as well; what this one has not brought over is for others to send
         except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
-            self._failed.append(error)
+            self._fail(error)
+
+    def _opened(self, start: Callable[[], AgentClient]) -> AgentClient:
+        agent = start()
+        with self._changed:
+            self._agents.append(agent)
+            over = self._over.is_set()
+        if over:
+            agent.abandon()
+        return agent
 
     def _send(self, agent: AgentClient, enough: Callable[[], bool] = lambda: False) -> None:
         flying: deque[tuple[Pending, list[Part]]] = deque()
         load: list[Part] = []
         try:
             self._given.wait()
-            while not (self._failed or enough()):
+            while not (self._over.is_set() or enough()):
                 try:
                     load = self._todo.popleft()
                 except IndexError:
@@ -184,7 +239,7 @@ class Sending:
                 load = []
                 if len(flying) >= IN_FLIGHT:
                     self._landed(flying)
-            while flying and not self._failed:
+            while flying and not self._over.is_set():
                 self._landed(flying)
         except Unreachable:
             self._todo.extend([*(one for _, one in flying), *([load] if load else [])])  # for others to send
@@ -198,6 +253,11 @@ class Sending:
         pending, load = flying[0]
         pending.wait()
         flying.popleft()
-        with self._counting:
-            self._sent += sum(part.size for part in load)
+        self._count(sum(part.size for part in load))
+
+    def _count(self, arrived: int) -> None:
+        with self._changed:
+            self._sent += arrived
             self._on_bytes(self._sent)
+            if self._sent >= self._wanted:
+                self._changed.notify_all()

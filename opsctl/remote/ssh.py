@@ -82,13 +82,14 @@ class Link:
 
     def run(self, command: str, timeout: float, where: str) -> SshStream:
         """Start a command on a channel of its own."""
+        transport = self.transport
         try:
-            channel = self.transport.open_session(timeout=timeout)
+            channel = transport.open_session(timeout=timeout)
             channel.settimeout(timeout)
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
-        return SshStream(channel)
+        return SshStream(channel, lambda: transport.heard)
 
     def openssh(self, name: str) -> str | None:
         """A shell command that connects once more, as openssh.command gives it."""
@@ -116,8 +117,8 @@ class Link:
 class SshStream:
     """A command on a channel, as a Stream."""
 
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel, self._tail = channel, Tail()
+    def __init__(self, channel: paramiko.Channel, heard: Callable[[], float]) -> None:
+        self._channel, self._heard, self._tail = channel, heard, Tail()
 
     def send(self, data: bytes, timeout: float) -> None:
         self._channel.settimeout(timeout)
@@ -143,6 +144,9 @@ class SshStream:
             finally:
                 self.stderr()  # it shares the window with standard output: never let it fill up
 
+    def heard(self) -> float:
+        return self._heard()
+
     def can_send(self) -> bool:
         return self._channel.send_ready()
 
@@ -160,6 +164,9 @@ class SshStream:
     def end_input(self) -> None:
         with contextlib.suppress(OSError, EOFError):
             self._channel.shutdown_write()
+
+    def abandon(self) -> None:
+        self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError, EOFError):

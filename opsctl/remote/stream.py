@@ -6,19 +6,30 @@ import os
 from typing import Protocol
 
 
+class Unreadable(Exception):
+    """Why a file that is to be sent cannot be read."""
+
+
 class Stream(Protocol):
     """A started command: its standard input, output and error. Every wait has a limit."""
 
     def send(self, data: bytes, timeout: float) -> None:
-        """Write all of `data`. Raises TimeoutError, OSError (the command or the connection is gone)."""
+        """Write all of `data`.
+
+        Raises TimeoutError (nothing of it was taken for that long), OSError (the command or the connection is gone).
+        """
         ...
 
     def send_file(self, file: int, start: int, count: int, timeout: float) -> None:
-        """Write a range of an open file. Raises EOFError where it is shorter; else as `send`."""
+        """Write a range of an open file. Raises Unreadable; else as `send`."""
         ...
 
     def receive(self, timeout: float) -> bytes:
         """What has come, b"" at the end. Raises TimeoutError, OSError."""
+        ...
+
+    def heard(self) -> float:
+        """When the other side last gave any sign of life beside what `receive` gave, by the monotonic clock."""
         ...
 
     def can_send(self) -> bool:
@@ -37,16 +48,23 @@ class Stream(Protocol):
         """Close the command's standard input."""
         ...
 
+    def abandon(self) -> None:
+        """Break it off without a goodbye: whoever waits to write or to read is told so. Waits for nothing."""
+        ...
+
     def close(self) -> None:
         """End the command; never waits for long."""
         ...
 
 
 def read_range(file: int, start: int, count: int) -> bytes:
-    """A range of an open file. Raises EOFError where it is shorter."""
-    data = os.pread(file, count, start)
+    """A range of an open file. Raises Unreadable."""
+    try:
+        data = os.pread(file, count, start)
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
     if len(data) != count:
-        raise EOFError
+        raise Unreadable("it became shorter meanwhile")
     return data
 
 

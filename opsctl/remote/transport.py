@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -30,6 +31,7 @@ class Transport(paramiko.Transport):
 
     Attributes:
         wants_session: whether a session is going to be opened after the login.
+        heard: when the server last sent anything, by the monotonic clock.
     """
 
     wants_session = False
@@ -39,6 +41,14 @@ class Transport(paramiko.Transport):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._new_keys = threading.Event()
+        self.heard = time.monotonic()
+        self._read = self.packetizer.read_message
+        self.packetizer.read_message = self._heard_message  # type: ignore[method-assign]
+
+    def _heard_message(self) -> Any:
+        message = self._read()
+        self.heard = time.monotonic()
+        return message
 
     def _activate_outbound(self) -> None:
         super()._activate_outbound()  # type: ignore[misc]

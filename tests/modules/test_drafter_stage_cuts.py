@@ -6,7 +6,9 @@ import contextlib
 import os
 import resource
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from opsctl.agent import stage
 from opsctl.agent.protocol import Context
-from opsctl.errors import OpsctlError, RemoteError
+from opsctl.drafter.staging import read_source
+from opsctl.errors import OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote.host import RemoteHost, connect
 from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter
 from tests.proxy import Proxy
@@ -164,3 +167,154 @@ def test_an_agent_that_dies_while_it_makes_the_release(staging: Staging, tmp_pat
 @pytest.fixture
 def staging(host: RemoteHost, tmp_path: Path) -> Staging:
     return Staging(host, tmp_path / "weights")
+
+
+def _much(folder: Path) -> Path:
+    """So much that connections of their own pay."""
+    drafter(folder)
+    (folder / "more.bin").write_bytes(os.urandom(96 * MIB))
+    return folder
+
+
+def _shrink(file: Path) -> None:
+    os.truncate(file, 100)
+
+
+def _become_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+SPOILT = pytest.mark.parametrize(
+    ("spoil", "why"),
+    [(Path.unlink, "No such file"), (_shrink, "it became shorter"), (_become_a_folder, "Is a directory")],
+)
+
+
+@SPOILT
+def test_a_source_that_cannot_be_read_while_it_is_sent_is_told_as_such(
+    staging: Staging, tmp_path: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    source = drafter(tmp_path / "source")
+    file = source / "model.safetensors"
+    content = file.read_bytes()
+    read_source(source)  # so that it is only read to be sent
+    _, _, change = staging.plan(path=str(source))
+    spoil(file)
+    assert change is not None
+    assert change.transfer is not None
+    with pytest.raises(UsageError, match=f"cannot read {file}: {why}"):
+        change.transfer(staging.host, lambda text, fraction: None)
+    assert staging.releases == []
+    if file.is_dir():
+        file.rmdir()
+    file.write_bytes(content)
+    assert contents(staging.run(path=str(source))["release"]) == contents(source)
+
+
+@SPOILT
+def test_so_it_is_over_connections_of_their_own(
+    staging: Staging, tmp_path: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    source = _much(tmp_path / "source")
+    (source / "zz.bin").write_bytes(os.urandom(MIB))
+    read_source(source)
+
+    def spoil_the_last(text: str) -> None:
+        if " MiB of " in text and float(text.split()[0]) >= 60 and (source / "zz.bin").is_file():
+            spoil(source / "zz.bin")
+
+    with pytest.raises(UsageError, match=f"cannot read {source}/zz.bin: {why}"):
+        staging.run(spoil_the_last, path=str(source))
+    assert staging.releases == []
+    assert staging.host.alive  # not taken for a fault of each connection in turn, our own the last
+
+
+def test_a_source_on_a_disk_with_errors_is_told_as_such(staging: Staging, tmp_path: Path) -> None:
+    unreadable = Path("/sys/class/net/lo/speed")  # a regular file of 4096 bytes that cannot be read, even by root
+    if not unreadable.exists():
+        pytest.skip("needs a file that gives errors")
+    source = drafter(tmp_path / "source")
+    (source / "bad.json").symlink_to(unreadable)
+    with pytest.raises(UsageError, match=r"cannot read .*bad\.json: Invalid argument"):
+        staging.run(path=str(source), follow_links=True)
+    with pytest.raises(UsageError, match=r"cannot read bad\.json: Invalid argument"):
+        read_source(source, follow_links=True)
+    assert staging.releases == []
+
+
+@pytest.fixture
+def hanging_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]:
+    """An `ssh` that hangs in connecting, and does not give up by itself. Gives the processes of it that are there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(f"#!/bin/sh\necho $$ >>{tmp_path}/pids\nexec sleep 100000\n")
+    (tmp_path / "bin/ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    def there() -> list[int]:
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert pids
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    yield there
+    for pid in there():
+        os.kill(pid, KILLED)
+
+
+def ended(work: Callable[[], Any]) -> Any:
+    """What `work` gives or raises, if it ends at all."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised to whoever asks
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result(60)
+
+
+def test_connections_that_never_come_up_are_not_waited_for(
+    staging: Staging, tmp_path: Path, hanging_ssh: Callable[[], list[int]]
+) -> None:
+    source = _much(tmp_path / "source")
+    result = ended(lambda: staging.run(path=str(source)))
+    assert contents(result["release"]) == contents(source)
+    assert hanging_ssh() == []
+
+
+def test_a_network_that_freezes_is_told_though_some_streams_have_not_noticed_and_the_next_run_goes_on(
+    make_host: MakeHost, slow_link: Callable[..., Proxy], sshd: Sshd, tmp_path: Path,
+    hanging_ssh: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    source = _much(tmp_path / "source")
+    proxy = slow_link()
+    frozen = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), tmp_path / "weights")
+    with monkeypatch.context() as hurried:
+        hurried.setattr("opsctl.remote.parts.WATCH", 0.1)
+
+        def freeze(text: str) -> None:
+            if " MiB of " in text and float(text.split()[0]) >= 60:
+                proxy.freeze()
+                hurried.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+                hurried.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
+
+        with pytest.raises(Unreachable, match="no sign of life"):
+            ended(lambda: frozen.run(freeze, path=str(source)))
+    assert hanging_ssh() == []
+    assert frozen.releases == []
+    result = Staging(make_host(), tmp_path / "weights").run(path=str(source))
+    assert contents(result["release"]) == contents(source)
+
+
+def test_a_link_so_slow_that_answers_are_long_in_coming_is_not_taken_for_lost(
+    make_host: MakeHost, slow_link: Callable[..., Proxy], sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer waits behind megabytes; that these arrive is a sign of life."""
+    source = drafter(tmp_path / "source")
+    proxy = slow_link(rate=2.0 * MIB)
+    staging = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), tmp_path / "weights")
+    monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.5)
+    monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 2.0)
+    assert contents(staging.run(path=str(source))["release"]) == contents(source)
