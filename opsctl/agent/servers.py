@@ -79,7 +79,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "now": time.time(),
         "user": _user(pid),
         "cwd": cwd,
-        "python": _python(pid, argv),
+        "python": _python(pid, argv, cwd),
         "own": _own(pid),
         "environment": None
         if environment is None
@@ -183,10 +183,10 @@ def _newest(package: str) -> Any:
     return (newest, newest_file) if newest_file else (None, None)
 
 
-def _python(pid: int, argv: List[str]) -> str:
+def _python(pid: int, argv: List[str], cwd: Optional[str]) -> str:
     """The interpreter by the name it was started with, which tells the virtual environment, as its target does not."""
-    if argv and os.path.isabs(argv[0]) and "python" in os.path.basename(argv[0]):
-        return argv[0]
+    if argv and "/" in argv[0] and "python" in os.path.basename(argv[0]) and (cwd or os.path.isabs(argv[0])):
+        return os.path.normpath(os.path.join(cwd or "/", argv[0]))
     return pids.executable(pid) or "python3"
 
 

@@ -45,6 +45,8 @@ def diagnose(
     from opsctl.sglang.probe_store import load
     from opsctl.sglang.seen import evidence
 
+    if here:
+        drafter, target, log = (path and os.path.abspath(os.path.expanduser(path)) for path in (drafter, target, log))
     asked = Asked(port, drafter, target, log, load(probe) if probe else None)
     seen = _look_here(asked, api_key_env) if here else _look_there(asked, inventory, host, api_key_env)
     found = walk(evidence(seen), CAUSES)

@@ -7,7 +7,6 @@ its source, once the target's class is known. Between the first two, the server 
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,14 +26,13 @@ from opsctl.sglang.http import Server
 from opsctl.sglang.metrics import Metrics
 from opsctl.sglang.probe_store import Result
 from opsctl.sglang.seen import Seen, settings, target_class, version_text
-from opsctl.sglang.served import ServerInfo
+from opsctl.sglang.served import ROOTED, ServerInfo, placed
 
 # Answers in the order of the calls; a failed one does not take the others with it.
 Ask = Callable[[Sequence[Call]], Sequence[Reply | Exception]]
 
 _LOG_TAIL = 32 << 20  # bytes: a third of a second to read, and weeks of decode lines at the default interval
 _CONFIG_LIMIT = 4 << 20
-_ROOTED = "/~"  # what a path begins with that means the same in every working folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +91,13 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     dead = _scan(ask, log_path, 0, notes) if log_path and not process else None
     told = dict(dead.starts[-1].flags) if dead and dead.starts else {}
     cwd = process["cwd"] if process else None
-    draft = asked.drafter or _placed(
+    draft = asked.drafter or placed(
         cwd,
         info.speculative_draft_model_path if info else None,
         process["drafter"] if process else None,
         told.get("speculative_draft_model_path"),
     )
-    target = asked.target or _placed(
+    target = asked.target or placed(
         cwd, info.model_path if info else None, process["model"] if process else None, told.get("model_path")
     )
     wanted: dict[str, Call] = {}
@@ -113,7 +111,8 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     answers = dict(zip(wanted, ask(list(wanted.values())), strict=True)) if wanted else {}
     for name, answer in list(answers.items()):
         if isinstance(answer, Exception):
-            notes.append(f"{name}: {answer}")
+            path = str(wanted[name].args["path"])
+            notes.append(f"{name}: {answer}" if path in str(answer) else f"{name}: {path}: {answer}")
             del answers[name]
     good = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
     log = timeline.build(good["log"].result) if "log" in good else dead
@@ -224,18 +223,9 @@ def _config(data: bytes) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _placed(cwd: str | None, *told: str | None) -> str | None:
-    """Of what names a model, the first that is a path wherever it is read, else the first: a hub's name, or relative.
-
-    cwd: the working folder of the server that told it, where that is known.
-    """
-    said = [posixpath.normpath(posixpath.join(cwd, path)) if cwd and path[0] == "." else path for path in told if path]
-    return next((path for path in said if path[0] in _ROOTED), said[0] if said else None)
-
-
 def _known(what: str, path: str, notes: list[str]) -> bool:
     """Whether it is known where a path leads; told where it is not."""
-    if path[0] in _ROOTED:
+    if path[0] in ROOTED:
         return True
     kind = "is relative to a folder that is not known" if path[0] == "." else "is no folder of the host"
     notes.append(f"{what}: {path} {kind}, so it was not read; --{what} names one")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+ROOTED = "/~"  # what a path begins with that means the same in every working folder
 
 
 class InternalState(BaseModel):
@@ -51,6 +54,15 @@ class ServerInfo(BaseModel):
         told = [s.avg_spec_accept_length for s in self.internal_states] or [self.avg_spec_accept_length]
         known = [length for length in told if length]
         return sum(known) / len(known) if known else None
+
+
+def placed(cwd: str | None, *told: str | None) -> str | None:
+    """Of what names a model, the first that is a path wherever it is read, else the first: a hub's name, or relative.
+
+    cwd: the working folder of the server that told it, where that is known.
+    """
+    said = [posixpath.normpath(posixpath.join(cwd, path)) if cwd and path[0] == "." else path for path in told if path]
+    return next((path for path in said if path[0] in ROOTED), said[0] if said else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from opsctl.agent import serverargv
 from opsctl.sglang import launch
-from opsctl.sglang.served import ServerInfo
+from opsctl.sglang.served import ServerInfo, placed
 from opsctl.text import duration, size
 
 
@@ -78,8 +78,13 @@ def status(
         package=process["package"],
         old_code=None if newest is None else newest > process["started"],
         newest_file=process["newest_file"],
-        model=(info.model_path if info else None) or settings.model,
-        draft_model=(info.speculative_draft_model_path if info else None) or settings.draft_model,
+        model=placed(process["cwd"], info.model_path if info else None, process["model"], settings.model),
+        draft_model=placed(
+            process["cwd"],
+            info.speculative_draft_model_path if info else None,
+            process["drafter"],
+            settings.draft_model,
+        ),
         algorithm=(info.speculative_algorithm if info else None) or settings.algorithm,
         gpu_memory=None if memory is None else sum(memory.get(str(pid), 0) for pid in process["members"]) << 20,
         log=process["log"],

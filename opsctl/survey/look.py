@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -103,14 +103,14 @@ def _running(found: Found, process: Mapping[str, Any]) -> Found:
     """What runs says where things are; what merely lies there matters no more."""
     server = Running(
         pid=process["pid"],
-        argv=tuple(process["argv"]),
+        argv=tuple(_command(process)),
         python=process["python"],
         user=process["user"],
         unit=process["unit"],
         user_unit=process["user_unit"],
         container=process["container"],
         log=process["log"],
-        env=process["environment"] or {},
+        env=_environment(process),
     )
     return replace(
         found,
@@ -122,6 +122,35 @@ def _running(found: Found, process: Mapping[str, Any]) -> Found:
         model=None,
         others={},
     )
+
+
+def _command(process: Mapping[str, Any]) -> Iterator[str]:
+    """The server's command, its models and what else is plainly a path made absolute: opsctl works in other folders."""
+    models = dict.fromkeys(serverargv.MODEL, process["model"]) | dict.fromkeys(serverargv.DRAFTER, process["drafter"])
+    flag = ""
+    for n, word in enumerate(process["argv"]):
+        if word.startswith("--"):
+            flag, inline, said = word.partition("=")
+            yield flag + inline + _said(process, said, models.get(flag) if inline else None)
+        else:
+            path = _placed(process, word) if n == 0 and "/" in word else models.get(flag)
+            yield _said(process, word, path)
+
+
+def _said(process: Mapping[str, Any], word: str, path: str | None) -> str:
+    return path or (_placed(process, word) if word.startswith(("./", "../")) else word)
+
+
+def _placed(process: Mapping[str, Any], path: str) -> str:
+    """A path as the server finds it, where it is known in which folder that works."""
+    return posixpath.normpath(posixpath.join(process["cwd"], path)) if process["cwd"] else path
+
+
+def _environment(process: Mapping[str, Any]) -> Mapping[str, str]:
+    env = dict(process["environment"] or {})
+    if "PYTHONPATH" in env:
+        env["PYTHONPATH"] = ":".join(_placed(process, path) for path in env["PYTHONPATH"].split(":"))
+    return env
 
 
 def _tree(package: str | None) -> Checkout | None:

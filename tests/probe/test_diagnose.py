@@ -109,15 +109,36 @@ def test_the_planted_fault_is_named(
     ],
 )
 def test_a_relative_path_is_read_from_the_folder_of_the_server(
-    diagnose: Diagnose, tmp_path: Path, said: str, note: str | None
+    diagnose: Diagnose, capsys: pytest.CaptureFixture[str], tmp_path: Path, said: str, note: str | None
 ) -> None:
     faults.make("good", MODELS / "drafter-llama", tmp_path / "weights" / "drafter")  # of 4 heads: not for tp 8
     with serving(Shape(version="0.5.9", model=str(MODELS / "target-llama"), drafter=said)) as url:
         port = url.rpartition(":")[2]
         with process(tmp_path, "--port", port, "--speculative-draft-model-path", said):
             _, told = diagnose("--port", port)
+            run(["server", "status", "--here", "--json"])
+    found = json.loads(capsys.readouterr().out)["this machine"]
+    (shown,) = (one["draft_model"] for one in found if one["port"] == int(port))
+    assert shown == (str(tmp_path / "weights" / "drafter") if note is None else said)
     assert told["cause"] == ("drafter-stops-server" if note is None else None)
     assert [text for text in told["notes"] if text.startswith("drafter:")] == ([note] if note else [])
+
+
+def test_what_is_named_here_is_relative_to_the_folder_one_is_in(
+    diagnose: Diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.make("good", MODELS / "drafter-llama", tmp_path / "drafter")
+    (tmp_path / "target").symlink_to(MODELS / "target-llama")
+    (tmp_path / "server.log").symlink_to(KIT.parent / "data" / "logs" / "0.5.9-llama-good.log")
+    monkeypatch.chdir(tmp_path)
+    named = ("--target", "./target", "--drafter", "drafter", "--log", "server.log")
+    _, told = diagnose("--port", "31994", *named)
+    assert [text for text in told["notes"] if not text.startswith("server:")] == []
+    monkeypatch.chdir(tmp_path / "drafter")
+    _, told = diagnose("--port", "31994", *named)
+    missing = [text for text in told["notes"] if not text.startswith("server:")]
+    assert len(missing) == 3
+    assert all(str(tmp_path / "drafter") in text for text in missing)
 
 
 def test_simulated_acceptance_is_seen_in_the_environment(diagnose: Diagnose, tmp_path: Path) -> None:

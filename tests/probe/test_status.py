@@ -10,6 +10,9 @@ from opsctl.sglang.status import line, lines, status
 PROCESS: dict[str, Any] = {
     "pid": 4711,
     "argv": ["python3", "-m", "sglang.launch_server", "--model", "/m/target", "--port", "30001"],
+    "cwd": "/srv",
+    "model": "/m/target",
+    "drafter": None,
     "started": 1000.0,
     "user": "sglang",
     "unit": "sglang.service",

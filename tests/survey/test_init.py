@@ -72,39 +72,56 @@ def test_before_anything_runs(practice: PracticeHost, run: Run, project: Path) -
 
 @pytest.fixture
 def by_hand(practice: PracticeHost, request: pytest.FixtureRequest) -> Iterator[int]:
-    """A server that somebody started on the practice host, with further arguments of the test; its process id."""
-    argv = [f"{practice.home}/venv/bin/python", "-m", "sglang.launch_server",
-            "--model-path", f"{practice.home}/models/kimi-tiny", "--port", str(practice.port), "--tp", "8",
+    """A server that somebody started in the home of the practice host, with further arguments; its process id."""
+    argv = ["venv/bin/python", "-m", "sglang.launch_server",
+            "--model-path", "models/kimi-tiny", "--port", str(practice.port), "--tp", "8",
             "--trust-remote-code", *getattr(request, "param", ())]  # fmt: skip
-    environment = {"HOME": str(practice.home), "PATH": os.environ["PATH"], "NCCL_DEBUG": "WARN"}
+    environment = {"HOME": str(practice.home), "PATH": os.environ["PATH"], "NCCL_DEBUG": "WARN",
+                   "PYTHONPATH": "models:/opt"}  # fmt: skip
     with open(practice.home / "logs/by-hand.log", "wb") as log:
-        process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            argv, cwd=practice.home, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     eventually(lambda: b"launch_server" in Path(f"/proc/{process.pid}/cmdline").read_bytes())
     yield process.pid
     process.kill()
     process.wait()
 
 
-@pytest.mark.parametrize("by_hand", [("--api-key", "tell-nobody")], indirect=True)
+@pytest.mark.parametrize(
+    "by_hand", [("--api-key", "tell-nobody", "--speculative-draft-model-path=models/kimi-tiny")], indirect=True
+)
 def test_what_runs_says_where_things_are(practice: PracticeHost, by_hand: int, run: Run, project: Path) -> None:
     said = run("init", *reach(practice))
     assert said.returncode == Exit.DONE, said.stderr
     assert f"pid {by_hand}, a plain process" in said.stdout
     s = load(project / "inventory.yaml").select("box")[0].sglang
-    assert s.model_path == f"{practice.home}/models/kimi-tiny"
+    assert (s.model_path, s.weights_root) == (f"{practice.home}/models/kimi-tiny", f"{practice.home}/models")
     assert (s.log, s.tp, s.env["NCCL_DEBUG"]) == (f"{practice.home}/logs/by-hand.log", 8, "WARN")
+    assert (s.environment, s.env["PYTHONPATH"]) == (f"{practice.home}/venv", f"{practice.home}/models:/opt")
     assert s.checkout == f"{practice.home}/sglang"
     everything = said.stdout + said.stderr + "".join(p.read_text() for p in project.rglob("*.yaml"))
     assert "tell-nobody" not in everything
     assert "!env BOX_API_KEY" in everything
 
 
+@pytest.mark.parametrize(
+    "by_hand",
+    [(
+        "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path=../drafters/good",
+        "--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4",
+    )],
+    indirect=True,
+)  # fmt: skip
 def test_a_server_started_by_hand_is_taken_over_and_given_back(
     practice: PracticeHost, by_hand: int, run: Run, project: Path
 ) -> None:
     ready = f"http://127.0.0.1:{practice.port}/health"
     eventually(lambda: answers(ready), 30)
     assert run("init", *reach(practice)).returncode == Exit.DONE
+    launch = load(project / "inventory.yaml").select("box")[0].sglang.launch
+    assert isinstance(launch, dict)
+    assert launch["speculative-draft-model-path"] == str(practice.drafter("good"))
     restarted = run("server", "restart")
     assert restarted.returncode == Exit.DONE, restarted.stdout + restarted.stderr
     assert not Path(f"/proc/{by_hand}/exe").exists()
