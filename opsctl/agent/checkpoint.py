@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
@@ -60,12 +61,14 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
             break
     settings = _text(path, files, "config.json", MAX_CONFIG, follow_links)
     index = _text(path, files, INDEX, MAX_INDEX, follow_links)
-    for text in (settings, index):
+    quantization = _text(path, files, "hf_quant_config.json", MAX_CONFIG, follow_links)
+    for text in (settings, index, quantization):
         digest.update((text["text"] or "").encode("utf-8", "surrogatepass"))
     result = {
         "files": files,
         "config": settings,
         "index": index,
+        "quantization": quantization,
         "containers": containers,
         "tables": tables,
         "full": full,
@@ -159,17 +162,18 @@ def _describe(path: str, root: str, name: str) -> Dict[str, Any]:
 
 
 def _weight_files(files: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    # The server's own order of preference: safetensors, else .bin (loader.py _prepare_weights, all versions).
+    # The server's own order of preference (loader.py _prepare_weights, all versions).
     # A link out of the folder counts whatever it points at: that it is there is what has to be said.
-    there = [f for f in files if (f["kind"] != "folder" or f["outside"]) and f["name"] not in _NO_WEIGHTS]
-    for suffix in (".safetensors", ".bin"):
+    there = [f for f in files if (f["kind"] != "folder" or f["outside"]) and not _NO_WEIGHTS.search(f["name"])]
+    for suffix in (".safetensors", ".bin", ".pt"):
         found = [f for f in there if f["name"].endswith(suffix)]
         if found:
             return found
     return []
 
 
-_NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.bin"})
+# weight_utils.py filter_files_not_needed_for_inference; what glob leaves out; and the trainer's state, no weights.
+_NO_WEIGHTS = re.compile(r"^\.|(training_args|optimizer)\.bin$|(optimizer|scheduler|scaler)\.pt$|^training_state")
 
 
 def _open(path: str, file: Dict[str, Any], follow_links: bool) -> BinaryIO:

@@ -14,6 +14,7 @@ from opsctl.drafter.settings import Settings, of_drafter
 from opsctl.errors import OpsctlError, RemoteError, UsageError
 
 Reader = Callable[[Call], Reply]
+QUANTIZATION = "hf_quant_config.json"  # ModelOpt's; read where config.json says nothing of quantisation
 
 
 class Tensor(NamedTuple):
@@ -79,18 +80,24 @@ class Folder:
     full: bool
     digest: str
     duplicate_keys: tuple[str, ...] = field(default=())
+    raw_quantization: Mapping[str, Any] | None = None
     follow_links: bool = False
     there: bool = False  # on a host, not on this machine
 
     @property
     def pickled(self) -> bool:
         """Whether the weights the server would take are pickles."""
-        return any(c.file.endswith(".bin") for c in self.containers)
+        return any(not c.file.endswith(".safetensors") for c in self.containers)
 
     def loaded(self) -> tuple[Container, ...]:
         """The weight files a server loads, in its order: those the index names, else all (weight_utils.py)."""
         if self.weight_map is None or self.pickled:
-            return self.containers
+            files = [c.file for c in self.containers]
+            # Mistral's habit: the same weights once more in one file, which the server leaves out.
+            mistral = (
+                len(files) == 2 and files[0] == "consolidated.safetensors" and files[1].endswith("model.safetensors")
+            )
+            return self.containers[1:] if mistral else self.containers
         named = set(self.weight_map.values())
         return tuple(c for c in self.containers if c.file in named)
 
@@ -144,6 +151,7 @@ def open_folder(
     containers = tuple(_container(raw, path) for raw in result["containers"])
     raw_config, config_problem, repeated = _object(result["config"])
     raw_index, index_problem, _ = _object(result["index"], strict=True)
+    raw_quantization, _, _ = _object(result["quantization"])
     weight_map = None
     if raw_index is not None:
         weight_map, index_problem = _weight_map(raw_index)
@@ -159,6 +167,7 @@ def open_folder(
         full=result["full"],
         digest=f"quick-sha256:{result['digest']}",
         duplicate_keys=repeated,
+        raw_quantization=raw_quantization,
         follow_links=follow_links,
         there=there,
     )

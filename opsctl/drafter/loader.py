@@ -93,7 +93,8 @@ def aux_count(s: Settings, version: Version) -> int:
     if s.mla:
         ids = s.aux_ids if s.aux_ids is not None else s.aux_ids_at_top
         return 3 if ids is None else len(ids)
-    return s.integer("num_aux_hidden_states") or len(s.aux_ids or ()) or 3
+    named = s.integer("num_aux_hidden_states")
+    return named if named is not None else len(s.aux_ids or ()) or 3
 
 
 def slots(s: Settings, version: Version) -> dict[str, Slot]:

@@ -35,7 +35,12 @@ _DEEPSEEK_DEFAULTS = MappingProxyType({
     "v_head_dim": 128,
 })  # fmt: skip
 _DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
-    {"llama": _LLAMA_DEFAULTS, "deepseek_v3": _DEEPSEEK_DEFAULTS, "kimi_k2": _DEEPSEEK_DEFAULTS}
+    {
+        "llama": _LLAMA_DEFAULTS,
+        "deepseek_v3": _DEEPSEEK_DEFAULTS,
+        "kimi_k2": _DEEPSEEK_DEFAULTS,
+        "qwen3": MappingProxyType({"head_dim": 128}),
+    }
 )
 # Names that SGLang has a class for; those of other engines' drafters (Eagle3LlamaForCausalLM, ...) it has not.
 _SERVED = re.compile(r"(?!Eagle).+For(CausalLM|ConditionalGeneration)(NextN|Eagle)?")
@@ -115,8 +120,8 @@ class Settings:
         if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < 1e6:
             factor = 1
         for key in _CONTEXT_KEYS:
-            value = self.integer(key)
-            if value is not None:
+            value = self.raw.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15:
                 return int(factor * value)
         return 2048  # also the default of transformers' LlamaConfig
 
@@ -151,7 +156,10 @@ class Settings:
 
     @property
     def head_dim(self) -> int:
-        return self.integer("head_dim") or (self.hidden // self.heads if self.heads else 0)
+        named = self.integer("head_dim")
+        if not named and "head_dim" not in self.raw and self.defaults is _DEEPSEEK_DEFAULTS:
+            named = self.integer("qk_rope_head_dim")  # DeepseekV3Config makes it so, whatever the drafter's class
+        return named or (self.hidden // self.heads if self.heads else 0)
 
     @property
     def intermediate(self) -> int:

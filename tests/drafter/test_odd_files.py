@@ -10,6 +10,7 @@ import pytest
 from opsctl.agent.protocol import Call, Reply
 from opsctl.agent.safetensors import header_length
 from opsctl.drafter.folder import here, open_folder, read_config
+from opsctl.drafter.judge import Judgement
 from opsctl.errors import RemoteError
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
@@ -73,6 +74,51 @@ def test_a_link_out_of_the_folder_is_refused_whatever_it_points_at(where: str, t
 def test_a_folder_of_something_else_is_called_by_its_name(name: str, said: str, tmp_path: Path, judged: Judge) -> None:
     (tmp_path / name).write_bytes(b"{}")
     assert said in " ".join(f.detail for f in judged(tmp_path).findings)
+
+
+def words(found: Judgement) -> set[str]:
+    return {verdict.value for verdict in found.outcome.values()}
+
+
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "._model.safetensors", "optimizer.bin", "scheduler.pt"])
+def test_a_file_the_server_leaves_out_is_no_fault(name: str, tmp_path: Path, judged: Judge) -> None:
+    made = build.specforge()
+    folder = made.write(tmp_path / "d")
+    build.write_safetensors(folder / name, {"fc.weight": made.tensors["fc.weight"]})
+    assert words(judged(folder)) == {"ok"}
+
+
+def test_weights_are_taken_from_pt_where_there_are_no_others(tmp_path: Path, judged: Judge) -> None:
+    made = build.specforge()
+    folder = made.write(tmp_path / "d")
+    (folder / "model.safetensors").unlink()
+    (folder / "training_state.pt").write_bytes(b"optimizer")
+    assert words(judged(folder)) == {"load-error"}
+    build.write_torch(folder / "draft.pt", made.tensors)
+    assert words(judged(folder)) == {"ok"}
+
+
+def test_an_index_that_names_nothing_hides_the_weights(tmp_path: Path, judged: Judge) -> None:
+    folder = build.specforge().write(tmp_path / "d")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    found = judged(folder)
+    assert words(found) == {"load-error"}
+    assert "names none of the 1 weight file" in found.findings[0].detail
+
+
+@pytest.mark.parametrize(("algorithm", "outcome"), [("NVFP4", "load-error"), ("FP8", "silent-garbage"), (None, "ok")])
+def test_the_quantisation_file_of_modelopt_counts(
+    algorithm: str | None, outcome: str, tmp_path: Path, judged: Judge
+) -> None:
+    """SGLang reads it where config.json says nothing; it is easily copied along with the target's files."""
+    folder = build.specforge().write(tmp_path / "d")
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm, "group_size": 16}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(told))
+    found = judged(folder)
+    assert words(found) == {outcome}
+    assert [f.subject for f in found.findings if f.check == "quantization"] == ["hf_quant_config.json"] * bool(
+        algorithm
+    )
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"

@@ -160,6 +160,13 @@ def other_run(values: list[int], made: Drafter) -> list[int]:
     return build.sorted_ids(random.Random(99), made.dims)
 
 
+def eight_bits(made: Drafter, name: str) -> None:
+    shape = made.tensors[name].shape
+    made.tensors[name] = Raw("F8_E4M3", shape, random.Random(3).randbytes(shape[0] * shape[1]))
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+YARN = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096}
 AUX = {"eagle_aux_hidden_state_layer_ids": [2, 30, 58], "use_aux_hidden_state": True}
 SG, OK, LE, RT, CU, DE = "silent-garbage", "ok", "load-error", "runtime-error", "cuda-error", "degraded"
 
@@ -278,12 +285,12 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
     "float16 for bfloat16": (config(torch_dtype="float16"), "dtype", always(RT)),
     "no dtype": (without("torch_dtype"), "dtype", always(RT)),
     "fp8 without scales, uneven": (
-        config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        config(quantization_config={**FP8, "weight_block_size": [128, 128]}),
         "quantization",
         always(LE),
     ),
     "fp8 without scales, even": (
-        config(quantization_config={"quant_method": "fp8"}),
+        config(quantization_config=FP8),
         "quantization",
         always(SG),
     ),
@@ -298,6 +305,83 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
     "number of layers as text": (config(num_hidden_layers="1"), "num-hidden-layers", always(LE)),
     "no kv heads": (config(num_key_value_heads=0), "config-keys", always(LE)),
     "head_dim as text": (config(head_dim="12"), "config-keys", always(LE)),
+    "class name as text": (config(architectures="LlamaForCausalLMEagle3"), "config-types", always(LE)),
+    "model_type as a class name": (config(model_type="LlamaForCausalLM"), "config-readable", always(LE)),
+    "the target's model_type": (config(model_type="kimi_k25"), "config-readable", always(LE)),
+    "head_dim of DeepSeek's config": (
+        lambda m: (config(model_type="deepseek_v3")(m), without("head_dim")(m)),
+        "tensor-shape",
+        always(LE),
+    ),
+    "use_cache null": (config(use_cache=None), "config-types", "ok load-error load-error"),
+    "initializer_range whole": (config(initializer_range=1), "config-types", "ok load-error load-error"),
+    "eos_token_id of texts": (config(eos_token_id=["<|im_end|>"]), "config-types", "ok load-error load-error"),
+    "a kind for two layers": (
+        config(layer_types=["full_attention", "full_attention"]),
+        "config-types",
+        "ok load-error load-error",
+    ),
+    "partial_rotary_factor null": (config(partial_rotary_factor=None), "config-types", always(LE)),
+    "dtype empty": (config(torch_dtype=""), "config-types", always(LE)),
+    "no aux states": (config(num_aux_hidden_states=0), "fc-width", "ok load-error load-error"),
+    "number of aux states as text": (config(num_aux_hidden_states="3"), "config-types", "ok load-error load-error"),
+    "rope of an unknown kind": (config(rope_scaling={"rope_type": "su", "factor": 4.0}), "rope-scaling", always(LE)),
+    "rope of no kind": (config(rope_scaling={"rope_type": None}), "rope-scaling", always(LE)),
+    "yarn without a factor": (
+        config(rope_scaling={"type": "yarn", "original_max_position_embeddings": 4096}),
+        "rope-scaling",
+        always(LE),
+    ),
+    "factor as text": (config(rope_scaling={**YARN, "factor": "64"}), "rope-scaling", always(LE)),
+    "llama3 rope without its bounds": (
+        config(rope_scaling={"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}),
+        "rope-scaling",
+        always(LE),
+    ),
+    "rope for each kind of layer": (
+        config(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 50000.0}}),
+        "rope-scaling",
+        "ok load-error load-error",
+    ),
+    "rope base as text in rope_parameters": (
+        config(rope_parameters={"rope_type": "default", "rope_theta": "50000"}),
+        "config-types",
+        "ok load-error load-error",
+    ),
+    "code that is not there": (
+        lambda m: (
+            config(auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"})(m),
+            m.target.update(auto_map={"AutoConfig": "configuration_kimi_k25.KimiK25Config"}),
+        ),
+        "auto-map",
+        always(LE),
+    ),
+    "quantised in no known way": (config(quantization_config={"quant_method": "foo"}), "quantization", always(LE)),
+    "fp8 without its scheme": (config(quantization_config={"quant_method": "fp8"}), "quantization", always(LE)),
+    "quantised without a method": (config(quantization_config={"bits": 4}), "quantization", always(LE)),
+    "quantisation as text": (config(quantization_config="fp8"), "quantization", always(LE)),
+    "four bits that are sixteen": (
+        config(quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+        "quantization",
+        always(LE),
+    ),
+    "fp8 tensors without scales": (
+        lambda m: (
+            config(quantization_config=FP8)(m),
+            [eight_bits(m, name) for name in m.tensors if name.endswith("proj.weight")],
+        ),
+        "quantization",
+        always(SG),
+    ),
+    "fp8 blocks that do not fit": (
+        lambda m: (
+            config(quantization_config={**FP8, "weight_block_size": [16, 16]})(m),
+            [eight_bits(m, name) for name in m.tensors if name.endswith("proj.weight")],
+            tensor("midlayer.mlp.down_proj.weight_scale_inv", 3, 5, dtype="F32")(m),
+        ),
+        "quantization",
+        always(LE),
+    ),
     "whole rms_norm_eps": (config(rms_norm_eps=0), "config-types", "ok load-error load-error"),
     "tie_word_embeddings null": (config(tie_word_embeddings=None), "config-types", "ok load-error load-error"),
     "rope_theta null": (config(rope_theta=None), "config-types", always(LE)),
@@ -478,11 +562,15 @@ HARMLESS: dict[str, Callable[[Drafter], None]] = {
         d2t=build.offsets(range(m.dims.draft)), t2d=build.mask(range(m.dims.draft), m.dims.vocab)
     ),
     "own width named": config(target_hidden_size=48),
-    "class name as text": config(architectures="LlamaForCausalLMEagle3"),
     "an unknown class first": config(architectures=["Other", "LlamaForCausalLMEagle3"]),
     "larger intermediate size": config(intermediate_size=160),
     "intermediate size left out": without("intermediate_size"),
     "no eagle_config keys": config(eagle_config={}),
+    "a type of a llama-like layer": config(model_type="qwen2"),
+    "code of another repository": config(auto_map={"AutoConfig": "moonshotai/Kimi-K2--configuration_deepseek.C"}),
+    "code that nobody asks for": config(auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"}),
+    "the target's yarn": config(rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0}),
+    "token ids": config(eos_token_id=[1, 2], bos_token_id=None, pad_token_id=0, attention_dropout=0),
     "fc bias": lambda m: (config(bias=True)(m), tensor("fc.bias", 48)(m)),
     "output bias": lambda m: (config(attention_bias=True)(m), tensor("midlayer.self_attn.o_proj.bias", 48)(m)),
 }
@@ -515,6 +603,13 @@ def test_features_begin_where_the_sources_have_them(
     found = judged(made, versions)
     assert outcomes(found) == expected
     assert check in alarms(found)
+
+
+def test_types_are_checked_from_transformers_5_6_on(judged: Judge) -> None:
+    """transformers 5.3, which SGLang 0.5.10 asks for, takes what 4.57 took."""
+    made = build.specforge()
+    made.config |= {"tie_word_embeddings": None, "rms_norm_eps": 0, "use_cache": None}
+    assert outcomes(judged(made, "0.5.10,0.5.11")) == "ok load-error"
 
 
 @pytest.mark.parametrize(("rows", "split"), [(50, "silent-garbage"), (40, "load-error")], ids=["too many", "too few"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from opsctl.drafter.case import Case
-from opsctl.drafter.checks import config, files, mapping, names, payload, serving, shapes, target
+from opsctl.drafter.checks import config, files, mapping, names, payload, quantization, serving, shapes, target, types
 from opsctl.drafter.verdict import Finding
 from opsctl.drafter.versions import Version
 
@@ -32,7 +32,7 @@ CHECKS = (
     Check((36,), "shards of the index are there", files.shards, "model_loader/weight_utils.py; #32279"),
     Check((1,), "speculative algorithm", config.algorithm, "llama_eagle3.py forward; #21272"),
     Check((5, 6, 7), "keys of the class", config.keys, "llama_eagle3.py __init__; EAGLE #214, TensorRT-LLM #6492"),
-    Check((3,), "values of the keys", config.types, "transformers 5 configs; llama.py, rotary_embedding"),
+    Check((3,), "values of the keys", types.types, "transformers configs; llama.py"),
     Check((10,), "head not tied", config.tied, "llama_eagle3.py __init__; AngelSlim #16"),
     Check((20,), "hidden states used", config.aux_switch, "eagle_worker.py"),
     Check((28, 29, 30), "features of the trainer", config.features, "llama_eagle3.py; #24663, #32334"),
@@ -52,7 +52,8 @@ CHECKS = (
     Check((4,), "context length", serving.context, "model_config.py _derive_context_length; #6783, #10787"),
     Check((23,), "sizes divide by tp", serving.divisible, "llama.py, linear.py"),
     Check((31,), "dtype", serving.dtype, "model_config.py _get_and_verify_dtype"),
-    Check((32,), "quantisation", serving.quantization, "server_args.py, fp8.py"),
+    Check((32,), "quantisation", quantization.quantization, "server_args.py, model_config.py, fp8.py"),
+    Check((33, 34), "description of rope", types.rope_keys, "layers/rotary_embedding; modeling_rope_utils.py"),
     Check((33, 34), "rope", serving.rope, "llama.py; SpecForge #270, speculators #574"),
     Check((39, 40), "launch arguments", serving.launch, "server_args.py; #36528"),
     Check((41,), "payload", payload.payload, "speculators NaN initialisation; interrupted copies"),

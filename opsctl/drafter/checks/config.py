@@ -106,53 +106,12 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def types(case: Case, version: Version) -> Iterator[Finding]:
-    """Row 3: values of a kind that the config class or the drafter class does not take."""
-    draft = case.draft
-    if draft is None or not case.builds(version):
-        return
-    strict = version in v.TRANSFORMERS_5
-    for key, (allowed, wanted, before) in _TYPES.items():
-        if key in draft.raw and type(draft.raw[key]) not in allowed and (strict or before):
-            detail = f"{draft.raw[key]!r:.60}: {wanted} is expected, TypeError"
-            yield Finding("config-types", Verdict.LOAD_ERROR, key, detail, f"correct {key}")
-    activation = draft.raw.get("hidden_act", "silu")
-    if activation != "silu":
-        detail = f"{activation!r:.40}: ValueError 'Only silu is supported for now'"
-        yield Finding("config-types", Verdict.LOAD_ERROR, "hidden_act", detail, "train with silu, or serve with vLLM")
-    if version in v.WIDTH_BY_HEADS and not draft.mla and draft.heads > 0 and draft.hidden % draft.heads:
-        detail = f"{draft.hidden} is no multiple of num_attention_heads {draft.heads}; transformers 5.19 refuses that"
-        yield Finding("config-types", Verdict.NOTE, "hidden_size", detail, "start it with an older transformers")
-    named = draft.dtype_named
-    if named and named not in _TORCH_NAMES:
-        detail = f"{named[:40]!r}: torch has no such type of floats, AttributeError"
-        remedy = 'name it as "bfloat16"'
-        yield Finding("config-types", Verdict.LOAD_ERROR, "torch_dtype", detail, remedy)
-    if not strict and draft.raw.get("quantization_config", {}) is None:
-        detail = f"null: transformers before 5 (SGLang before {v.TRANSFORMERS_5.since}) asks it for to_dict"
-        yield Finding("config-types", Verdict.LOAD_ERROR, "quantization_config", detail, "remove the key")
-
-
-_NONE = type(None)
-# Kinds a key may be of, in words, and whether readers before transformers 5 stop at others too.
-_TYPES: dict[str, tuple[tuple[type, ...], str, bool]] = {
-    "rms_norm_eps": ((float,), "a number with a decimal point", False),
-    "tie_word_embeddings": ((bool,), "true or false", False),
-    "attention_bias": ((bool,), "true or false", False),
-    "mlp_bias": ((bool,), "true or false", False),
-    "rope_theta": ((int, float), "a number", True),
-    "rope_scaling": ((dict, _NONE), "an object", True),
-    "rope_parameters": ((dict, _NONE), "an object", False),
-}
-_TORCH_NAMES = frozenset({"bfloat16", "float16", "half", "float32", "float", "float64", "double"})
-
-
 def _eagle_section(case: Case, version: Version) -> Iterator[Finding]:
     raw = case.draft.raw if case.draft is not None else {}
     section = raw.get("eagle_config", {})
     if isinstance(section, dict):
         return
-    if section is None and version in v.NULL_EAGLE_CONFIG:
+    if not section and version in v.NULL_EAGLE_CONFIG:
         return
     detail = f"{section!r:.40}: not an object; AttributeError when the draft worker asks it for use_aux_hidden_state"
     yield Finding("eagle-config", Verdict.LOAD_ERROR, "eagle_config", detail, "remove the key, or make it an object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -50,10 +49,14 @@ def weights(case: Case, version: Version) -> Iterator[Finding]:
     """Row 35: the weight files a server would take."""
     folder = case.folder
     if not folder.containers:
-        detail = "no *.safetensors and no *.bin file in the folder"
+        detail = "no *.safetensors, *.bin or *.pt file of weights in the folder"
         if any(file.name.endswith(".gguf") for file in folder.files):
             detail += ", only GGUF, which holds no EAGLE-3 drafter that SGLang reads"
         yield Finding("weights", Verdict.LOAD_ERROR, "weights", detail, "copy the weight files into the folder")
+        return
+    if not folder.loaded():
+        detail = f"it names none of the {len(folder.containers)} weight file(s) in the folder: no weights are found"
+        yield Finding("weights", Verdict.LOAD_ERROR, "model.safetensors.index.json", detail, "write the index again")
         return
     if folder.pickled and case.draft is not None and case.draft.architecture.endswith("Eagle3"):
         yield Finding(
@@ -150,6 +153,7 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
     else:
         yield from _model_type(folder.raw_config.get("model_type"), version, case)
+        yield from _auto_map(case, folder.raw_config.get("auto_map", {}))
 
 
 def _model_type(kind: object, version: Version, case: Case) -> Iterator[Finding]:
@@ -161,10 +165,47 @@ def _model_type(kind: object, version: Version, case: Case) -> Iterator[Finding]
         detail = f"kimi_k2: AutoConfig raises ValueError, SGLang before {v.KIMI_K2_CONFIG.since} has no such config"
         remedy += f" for a drafter with a llama layer, or SGLang {v.KIMI_K2_CONFIG.since}"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
-    elif _NO_CONFIG.search(kind):
-        detail = f"{kind[:40]}: transformers has no such config, AutoConfig raises ValueError"
+    elif version <= v.KNOWN[-1] and not _known_type(kind, version, case):
+        detail = f"{kind[:40]}: AutoConfig knows no such type, or the drafter class cannot be built from its config"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
 
 
-# Names that training code gives its drafters.
-_NO_CONFIG = re.compile("eagle|speculat|draft", re.IGNORECASE)
+def _known_type(kind: str, version: Version, case: Case) -> bool:
+    if case.draft is not None and case.draft.mla and kind == "deepseek_v2":
+        return True
+    return kind in _TYPES or (kind in _LATER_TYPES and version in v.TRANSFORMERS_5)
+
+
+def _auto_map(case: Case, given: object) -> Iterator[Finding]:
+    """Code of the folder's own, which takes the place of transformers' config class where it may run."""
+    remedy = "remove auto_map from config.json: the drafter's classes are SGLang's own"
+    if not isinstance(given, dict):
+        detail = f"{given!r:.40}: an object is expected, TypeError"
+        yield Finding("auto-map", Verdict.LOAD_ERROR, "auto_map", detail, remedy)
+        return
+    module, _, name = str(given.get("AutoConfig", "")).rpartition(".")
+    if not name or "--" in module or any(file.name == f"{module}.py" for file in case.folder.files):
+        return
+    # A target with code of its own needs --trust-remote-code, and that holds for the drafter too.
+    trusted = case.target is not None and bool(case.target.raw.get("auto_map"))
+    verdict = Verdict.LOAD_ERROR if trusted else Verdict.NOTE
+    why = ", which this target needs," if trusted else ""
+    detail = f"names {module[:60]}.py, which is not in the folder: with --trust-remote-code{why} OSError at start"
+    yield Finding("auto-map", verdict, "auto_map", detail, remedy)
+
+
+# Types that a drafter of a llama layer was built from with every transformers that the versions ask for, and those
+# that transformers 5 brought.
+_TYPES = frozenset({
+    "llama", "kimi_k2", "deepseek_v3", "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl",
+    "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "mistral",
+    "mistral3", "ministral", "mixtral", "llama4", "llama4_text", "mllama", "phi3", "phimoe", "gpt_oss", "glm",
+    "glm4", "glm4_moe", "glm4v", "glm4v_text", "glm4v_moe", "glm4v_moe_text", "cohere", "cohere2", "granite",
+    "granitemoe", "granitemoeshared", "exaone4", "ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense",
+    "hunyuan_v1_moe", "minimax", "olmo", "olmo2", "olmo3", "olmoe", "flex_olmo", "seed_oss", "smollm3",
+    "stablelm", "dots1", "diffllama", "doge", "helium", "afmoe", "kimi_linear", "falcon_h1",
+})  # fmt: skip
+_LATER_TYPES = frozenset({
+    "minimax_m2", "ministral3", "glm4_moe_lite", "glm_moe_dsa", "exaone_moe", "solar_open", "youtu", "cwm",
+    "ernie4_5_vl_moe",
+})  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
@@ -87,7 +86,7 @@ def dtype(case: Case, version: Version) -> Iterator[Finding]:
             " mat2 must have the same dtype",
             f'"torch_dtype": "{text.dtype}" (weights are cast when loaded)',
         )
-    if draft.section("quantization_config"):
+    if draft.section("quantization_config") or case.folder.raw_quantization:
         return
     weights = [t for t in case.tensors.values() if t.name.endswith(".weight") and not mapping_name(t.name, draft.mla)]
     kinds = {t.dtype for t in weights}
@@ -106,68 +105,11 @@ def dtype(case: Case, version: Version) -> Iterator[Finding]:
         yield Finding("dtype", Verdict.NOTE, "weights", detail)
 
 
-def quantization(case: Case, version: Version) -> Iterator[Finding]:
-    """Row 32: what the config says about quantisation, and what the tensors are."""
-    draft = case.draft
-    if draft is None:
-        return
-    targets = [config for config in (case.target, case.text) if config is not None]
-    if case.serving.draft_quantization is None and any(t.section("quantization_config") for t in targets):
-        detail = "the target is quantised; started with --quantization, the drafter would inherit it"
-        remedy = "--speculative-draft-model-quantization unquant"
-        yield Finding("quantization", Verdict.NOTE, "--quantization", detail, remedy)
-    config = draft.section("quantization_config")
-    if not config or not case.builds(version) or case.serving.draft_quantization == "unquant":
-        return
-    method = str(config.get("quant_method", ""))[:40]
-    plain = [t for name, t in case.tensors.items() if name.endswith("proj.weight")]
-    scales = [name for name in case.tensors if "scale" in name or "qweight" in name or "packed" in name]
-    if scales or not plain or any(t.dtype not in _FLOATS for t in plain):
-        yield Finding(
-            "quantization", Verdict.NOTE, "quantization_config", f"{method}: a quantised drafter, values not judged"
-        )
-        return
-    block = config.get("weight_block_size")
-    uneven = _uneven(case, block) if method == "fp8" and isinstance(block, list) else ""
-    tensors = f"{method}, but all {len(plain)} projections are {plain[0].dtype} and there is no scale"
-    remedy = "remove quantization_config from config.json"
-    if uneven:
-        detail = f"{tensors}; {uneven}: ValueError"
-        yield Finding("quantization", Verdict.LOAD_ERROR, "quantization_config", detail, remedy)
-    else:
-        detail = f"{tensors}: weights are cast, scales keep their fill value"
-        yield Finding("quantization", Verdict.SILENT_GARBAGE, "quantization_config", detail, remedy)
-
-
-def _uneven(case: Case, block: list[object]) -> str:
-    """The first projection of one rank that fp8 blocks do not divide (fp8.py create_weights)."""
-    draft, tp = case.draft, case.serving.tp
-    if draft is None or len(block) != 2 or not all(isinstance(b, int) and b > 0 for b in block):
-        return ""
-    rows, columns = (int(str(b)) for b in block)
-    kv = max(1, draft.kv_heads // tp) * draft.head_dim
-    parts = [
-        ("intermediate_size / tp", draft.intermediate // tp, rows),
-        ("intermediate_size / tp", draft.intermediate // tp, columns if tp > 1 else 1),
-    ]
-    if not draft.mla:
-        parts += [
-            ("query rows / tp", draft.heads * draft.head_dim // tp, rows),
-            ("key rows / tp", kv, rows),
-        ]
-    for label, size, unit in parts:
-        if size % unit:
-            return f"{label} = {size} is no multiple of the block {unit}"
-    return ""
-
-
 def rope(case: Case, version: Version) -> Iterator[Finding]:
     """Rows 33 and 34: rope base and scaling as this version reads them."""
     draft = case.draft
     if draft is None:
         return
-    if version not in v.ROPE_PARAMETERS and case.builds(version):
-        yield from _scaling_keys(draft.section("rope_scaling"), draft.raw.get("rope_scaling") == {})
     seen = draft.rope(version in v.ROPE_PARAMETERS)
     meant = draft.rope(True)
     base, wanted = rope_base(seen), rope_base(meant)
@@ -194,7 +136,7 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
     if text is None:
         return
     theirs = text.rope(True)
-    if meant.theta is None and theirs.theta is not None and rope_base(theirs) != rope_base(meant):
+    if seen.theta is None and meant.theta is None and theirs.theta not in (None, rope_base(meant)):
         yield Finding(
             "rope-base",
             Verdict.DEGRADED,
@@ -211,19 +153,6 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
             " trained so, as many are"
         )
         yield Finding("rope-scaling", Verdict.NOTE, "rope_scaling", detail)
-
-
-def _scaling_keys(scaling: Mapping[str, Any], empty: bool) -> Iterator[Finding]:
-    """Keys that transformers 4 and the rotary embeddings cannot do without; transformers 5 fills them in."""
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if (scaling or empty) and kind is None:
-        lacks = "rope_type"
-    elif kind in ("yarn", "llama3") and "original_max_position_embeddings" not in scaling:
-        lacks = "original_max_position_embeddings"
-    else:
-        return
-    detail = f"no {lacks} in it: KeyError before SGLang {v.ROPE_PARAMETERS.since}"
-    yield Finding("rope-scaling", Verdict.LOAD_ERROR, "rope_scaling", detail, f"add {lacks}, or set rope_scaling null")
 
 
 def launch(case: Case, version: Version) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def _heads(s: Settings, loaded: Loaded) -> str:
     if not (q and k and s.heads and s.kv_heads and s.head_dim):
         return ""
     if q % s.heads == 0 and k % s.kv_heads == 0 and q // s.heads == k // s.kv_heads:
-        given = "" if s.integer("head_dim") else f" (not given, so {s.hidden} / {s.heads} = {s.head_dim} was taken)"
+        given = "" if s.integer("head_dim") else f" (not given, so {s.head_dim} was taken)"
         return f'"head_dim": {q // s.heads}{given}'
     if q % s.head_dim == 0 and k % s.head_dim == 0:
         heads, kv_heads = q // s.head_dim, k // s.head_dim
