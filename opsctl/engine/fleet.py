@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from opsctl.answers import understood
-from opsctl.engine import journal
+from opsctl.engine import journal, resume
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted, Problem
 from opsctl.engine.execute import Reverted
@@ -215,7 +214,7 @@ class Fleet:
         message, hint = (str(error), error.hint) if error else ("", None)
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
-            again = f"opsctl run {shlex.quote(str(self.info.meta.get('found_by')))} --resume {run}"
+            again = resume.command(str(self.info.meta.get("found_by")), run)
             if session.supervised:
                 hint = ("the host takes everything back by itself when the time to confirm it is over; before that: "
                         f"{again}, or at once: opsctl rollback {run}")  # fmt: skip

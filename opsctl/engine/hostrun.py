@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from opsctl import modules
 from opsctl.agent.protocol import Call
-from opsctl.engine import gates, templating
+from opsctl.engine import gates, resume, templating
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted
 from opsctl.engine.execute import Doing, TaskUnmet
@@ -262,7 +261,7 @@ class HostRun:
         past = [p for p in self.session.past or () if p.run != self.session.info.run]
         for one in past:
             if one.unfinished:
-                go_on = f"opsctl run {shlex.quote(one.found_by)} --resume {one.run}"
+                go_on = resume.advice(one, self.session.info.meta)
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
                            f"opsctl rollback {one.run}, or {go_on}")  # fmt: skip
         if past and past[0].expired:

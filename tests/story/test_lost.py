@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 
 import pytest
 
@@ -48,6 +49,25 @@ def test_the_operator_is_killed(story: Story, moment: str) -> None:
         assert f"opsctl rollback {said.run}, or opsctl run play.yaml --resume {said.run}" in told.out
         assert "everything is undone" in undone.out
     assert undone.code == (2 if moment in EARLY else 0)
+    assert (story.settled(), story.note()) == ("one", "one")
+
+
+def test_how_to_go_on_is_told_with_what_works_here(story: Story) -> None:
+    """Where another operator has the playbook under another name, or not at all."""
+    said = story.dying("kill", "after journal.apply", *story.deploy("two"))
+    play, theirs = story.practice.root / "play.yaml", story.practice.root / "theirs.yaml"
+    play.rename(theirs)
+    try:
+        told = story.opsctl("run", "other.yaml")
+        assert re.search(rf"opsctl run play.yaml --resume {said.run} where \S+@\S+ began it, as its playbook", told.out)
+        told = story.opsctl("run", "theirs.yaml", "-e", "drafter=drafters/two", "-e", "gate=-1")
+        assert f"or opsctl run theirs.yaml --resume {said.run}\n" in told.out
+        play.write_text("- name: another one\n  hosts: all\n  tasks: []\n")
+        assert "as its playbook is not here" in story.opsctl("run", "other.yaml").out
+    finally:
+        theirs.rename(play)
+    undone = story.opsctl("rollback", "-y", said.run)
+    assert undone.code == 0, undone.out
     assert (story.settled(), story.note()) == ("one", "one")
 
 
