@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from opsctl.errors import HostKeyError, Unreachable
 from opsctl.remote import hostkeys, tcp
 from opsctl.remote.hostkeys import HostKey, Verdict
 from opsctl.remote.lean_paramiko import paramiko, words
 from opsctl.remote.login import Identity, authenticate
+from opsctl.remote.scratch import Scratch
 from opsctl.remote.spec import Timeouts
 from opsctl.remote.ssh_config import Hop
 from opsctl.remote.stream import Tail, read_range
@@ -45,7 +44,7 @@ class Link:
         self._proxy: subprocess.Popen[bytes] | None = None
         self._hops: tuple[Hop, ...] = ()
         self._identity: Identity | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
         self.host_key: HostKey | None = None
 
     @property
@@ -97,13 +96,13 @@ class Link:
 
         if self._identity is None or self.host_key is None:
             return None
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="opsctl-", ignore_cleanup_errors=True)
-        return openssh.command(self._hops, self.host_key, self._identity, Path(self._folder.name), name)
+        self._scratch = self._scratch or Scratch()
+        return openssh.command(self._hops, self.host_key, self._identity, self._scratch.path, name)
 
     def close(self) -> None:
-        if self._folder:
-            self._folder.cleanup()
-            self._folder = None
+        if self._scratch:
+            self._scratch.close()
+            self._scratch = None
         for transport in reversed(self._transports):
             with contextlib.suppress(Exception):  # whatever state it is in, it is of no use any more
                 transport.close()
