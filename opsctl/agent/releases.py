@@ -50,7 +50,7 @@ def partial(top: str, key: str) -> str:
 def begun(top: str, key: str) -> str:
     """The partial folder to go on with: the one of `key`, or else the newest, as files may have been copied or touched.
 
-    What is in another one than that of `key` has to prove that it is the same.
+    What is in another one than that of `key` has to prove that it is the same: it may be of another draft model.
     """
     own = partial(top, key)
     others = [os.path.join(top, entry) for entry in entries(top) if entry.startswith(PARTIAL)]

@@ -29,7 +29,8 @@ def look(
     {top: the folder of all releases of this name, there: as of releases.there,
     have: [{path, files: {name: [chunk]}}], but none where the release `digest` is there already,
     damaged: [path of a release that does not say what it holds],
-    partial: bytes, noted: whether it is known what of it has arrived without reading it, free: bytes,
+    partial: bytes, noted: whether it is known what of it has arrived without reading it,
+    arrived: [name, start, end] of that, free: bytes,
     source: as of stagesource.read or None}
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
@@ -48,13 +49,15 @@ def look(
             have += [found] if found else []
     similar = bool(have) and os.path.dirname(have[0]["path"]) == top
     partial = releases.begun(top, key)
+    noted = partial == releases.partial(top, key) and os.path.exists(arrival.notes(partial))
     result = {
         "top": top,
         "there": there,
         "have": have,
         "damaged": damaged,
         "partial": _allocated(partial),
-        "noted": partial == releases.partial(top, key) and os.path.exists(arrival.notes(partial)),
+        "noted": noted,
+        "arrived": _arrived(partial) if noted else [],
         "free": _free(top),
         "source": told_source,
     }
@@ -65,20 +68,24 @@ def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[
     """What the partial folder has: [name, start, end], as noted on arrival, and whole chunks that prove it when read.
 
     Holes are not read: what was not written yet is not there. Chunks without a digest cannot prove it. Of a folder
-    that was begun for other files, the notes do not count.
+    that was begun for other files, the notes do not count; it is made the one of these if half of it is the same, and
+    else left for those.
     """
     top = releases.folder(root, name)
     begun, path = releases.begun(top, key), releases.partial(top, key)
-    if begun != path:
-        with told("stage", begun):
-            arrival.forget(begun)
-            os.rename(begun, path)
-    arrived = [span for span in arrival.noted(path) if _size(os.path.join(path, span[0])) >= span[2]]
+    arrived = _arrived(path) if begun == path else []
     chunks = [(name, chunk) for name, each in sorted(files.items()) for chunk in each if chunk[2]]
     wanted = [(name, chunk) for name, chunk in chunks if not _touched(arrived, name, chunk)]
     with ThreadPoolExecutor(stagesource.workers()) as pool:
-        same = pool.map(lambda each: _is_there(call, os.path.join(path, plain(each[0])), each[1]), wanted)
-        return [*arrived, *((name, chunk[0], chunk[1]) for (name, chunk), good in zip(wanted, same) if good)]
+        same = pool.map(lambda each: _is_there(call, os.path.join(begun, plain(each[0])), each[1]), wanted)
+        proven = [(name, chunk[0], chunk[1]) for (name, chunk), good in zip(wanted, same) if good]
+    if begun != path:
+        if 2 * sum(end - start for _, start, end in proven) < _allocated(begun):
+            return []
+        with told("stage", begun):
+            arrival.forget(begun)
+            os.rename(begun, path)
+    return [*arrived, *proven]
 
 
 def prepare(
@@ -177,6 +184,11 @@ def _known(sources: Iterable[str]) -> Dict[str, filling.Known]:
         path: filling.Known(stat, folders[os.path.dirname(path)].get(os.path.basename(path), {}))
         for path, stat in stats.items()
     }
+
+
+def _arrived(partial: str) -> List[arrival.Span]:
+    """What was noted and is still there."""
+    return [span for span in arrival.noted(partial) if _size(os.path.join(partial, span[0])) >= span[2]]
 
 
 def _allocated(folder: str) -> int:

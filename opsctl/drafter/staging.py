@@ -176,17 +176,30 @@ def read_source(path: Path, *, follow_links: bool = False, cancelled: Callable[[
         return _finished(stagesource.outline(str(path), follow_links), cancelled)
 
 
+_LOOK = 0.1  # seconds between looks whether the run is to stop
 _read: dict[str, Source] = {}
 _reading = threading.Lock()
 
 
 def _finished(folder: stagesource.Outline, cancelled: Callable[[], bool]) -> Source:
-    with _reading:  # a second host waits for what the first one has begun
+    with _turn(cancelled):  # a second host waits for what the first one has begun
         known = _read.get(folder.path)
         if known is None or {name: list(stat) for name, stat in known.stats.items()} != folder.stats:
             found = stagesource.finish(_Reading(cancelled), folder)
             known = _read[folder.path] = Source.of(found.told(), found.blocks)
         return known
+
+
+@contextlib.contextmanager
+def _turn(cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Read while nobody else does."""
+    while not _reading.acquire(timeout=_LOOK):
+        if cancelled():
+            raise AgentError("failed", "cancelled")
+    try:
+        yield
+    finally:
+        _reading.release()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,7 @@ class Doing:
         except Undecided as error:
             result = Result("unknown", error.reason)
         except UsageError as error:
+            self._check_cancelled()
             error.where = error.where or self.task.at.place
             raise
         except Interrupted:
@@ -198,6 +199,7 @@ class Doing:
             if self.session.info.check:
                 return self._would(module, item, replies, change)
             try:
+                moved = self._transfer(change)
                 done = self._apply(change, item, timeout)
             except Conflict:
                 # Somebody changed it between our look and our change: look again, once.
@@ -205,7 +207,7 @@ class Doing:
                     raise
                 seen = None
                 continue
-            values = {**change.values, **module.result(item.args, replies, done, item.site)}
+            values = {**change.values, **moved, **module.result(item.args, replies, done, item.site)}
             return Result(_status(change, values), change.summary, values, change.diffs)
         raise AssertionError("the second conflict is raised")
 
@@ -221,9 +223,12 @@ class Doing:
             seen = self.session.user(self.task.become).send(item.calls) if item.calls else ()
         return [self.session.wait(pending, timeout or OBSERVING, unless_stopped=True) for pending in seen]
 
+    def _transfer(self, change: Change) -> Mapping[str, Any]:
+        if change.transfer is None:
+            return {}
+        return change.transfer(self.session.user(self.task.become), self._tell_unless_stopped)
+
     def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply]:
-        if change.transfer is not None:
-            change.transfer(self.session.user(self.task.become), self._tell_unless_stopped)
         within = None
         if self.task.keys.supervise:
             said = self.task.keys.supervise.confirm_within

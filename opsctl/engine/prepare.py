@@ -56,6 +56,7 @@ class Surroundings:
     playbook: Path
     check: bool
     given: Layer  # from the command line: stronger than anything in the playbook
+    cancelled: Callable[[], bool] = lambda: False
 
 
 def prepare(task: Task, scope: Scope, around: Surroundings) -> Prepared:
@@ -123,6 +124,7 @@ def site_for(at: At, scope: Scope, around: Surroundings) -> Site:
         render=lambda text, name: templating.render_text(text, scope, name),
         evaluate=lambda expression: templating.evaluate(expression, scope, at),
         check=around.check,
+        cancelled=around.cancelled,
     )
 
 

@@ -203,7 +203,9 @@ def _placer(
         return PlayOnHost(
             play=stage.play, index=stage.index, chosen=stage.chosen,
             order=[t for t in order if t.number > done or t.number in session.left],
-            around=Surroundings(session.name, plan.playbook.path, options.check, stage.given),
+            around=Surroundings(
+                session.name, plan.playbook.path, options.check, stage.given, session.info.cancelled
+            ),
             layers=stage.layers[session.name], digest=plan.playbook.digest, uses_facts=stage.uses_facts, done=done,
             emit=emit, clock=clock,
         )  # fmt: skip

@@ -65,7 +65,8 @@ class Change:
         undo: agent calls that take it back, in the order in which they are to run; every one does nothing where
             there is nothing to take back, so that a half-applied change can be undone. None: cannot be undone.
         settle: agent calls to run once, after everything of a run has been undone (start what was running before).
-        transfer: moves bytes to the host before `calls` run. Leaves nothing visible; continues where it was cut.
+        transfer: moves bytes to the host before `calls` run. Leaves nothing visible; continues where it was cut. Gives
+            what `register` gets in the place of `values` of the same names, which foretell it.
         diffs: what `--diff` shows.
         unknown: why check mode cannot tell whether this changes anything; None where it can.
         values: what `register` gets besides the module's result, in check mode too.
@@ -75,7 +76,7 @@ class Change:
     calls: tuple[Call, ...]
     undo: tuple[Call, ...] | None = ()
     settle: tuple[Call, ...] = ()
-    transfer: Callable[[Host, Progress], None] | None = None
+    transfer: Callable[[Host, Progress], Mapping[str, Any]] | None = None
     diffs: tuple[FileDiff, ...] = ()
     unknown: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -126,6 +127,7 @@ class Site:
         render: renders template text with `variables`; the name is for error messages.
         evaluate: value of an expression over `variables`, as in `when`. Raises UsageError.
         check: whether this is check mode.
+        cancelled: whether the run is to stop; for what takes long on the controller.
     """
 
     host: str
@@ -134,6 +136,7 @@ class Site:
     render: Callable[[str, str], str]  # (text, name)
     evaluate: Callable[[str], Any]
     check: bool = False
+    cancelled: Callable[[], bool] = lambda: False
 
 
 class Module(ABC, Generic[A]):

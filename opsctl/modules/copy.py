@@ -183,8 +183,8 @@ class _Batch:
         self.undo.insert(0, Call("files.restore", {"path": target, "keep": keep}))
 
 
-def _transfer(sending: tuple[tuple[Path, str], ...]) -> Callable[[Host, Progress], None]:
-    def transfer(host: Host, progress: Progress) -> None:
+def _transfer(sending: tuple[tuple[Path, str], ...]) -> Callable[[Host, Progress], dict[str, Any]]:
+    def transfer(host: Host, progress: Progress) -> dict[str, Any]:
         from opsctl.remote.bulk import send  # only where something is sent
 
         for path, partial in sending:
@@ -193,6 +193,7 @@ def _transfer(sending: tuple[tuple[Path, str], ...]) -> Callable[[Host, Progress
                 progress(f"{path.name}: {size(done)} of {size(total)}", done / total if total else 1.0)
 
             send(cast("RemoteHost", host), path, partial, on_bytes=told)
+        return {}
 
     return transfer
 

@@ -16,7 +16,7 @@ from opsctl.drafter.staging import RESERVE, Source, outline_source, read_source
 from opsctl.errors import TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
-from opsctl.modules.release_transfer import transfer
+from opsctl.modules.release_transfer import amounts, transfer
 from opsctl.text import size
 
 KEEP = "release"
@@ -79,8 +79,9 @@ class DrafterStage(Module[DrafterStageArgs]):
             return None
         name = source.digest[:SHORT]
         have = _have(found, source)
-        planned = source.plan(have, seen[0].body)
-        needed = planned.written - found["partial"]
+        planned = source.plan(have, seen[0].body, found["arrived"])
+        arrived = sum(end - start for _, start, end in found["arrived"])
+        needed = planned.written + arrived - found["partial"]
         if needed + RESERVE > found["free"]:
             raise TaskFailed(
                 f"{found['top']}: {size(needed)} are needed, {size(found['free'])} are free",
@@ -92,8 +93,12 @@ class DrafterStage(Module[DrafterStageArgs]):
         summary = f"stage {size(source.size)} {target}{again}: {travels} to send"
         if planned.kept:
             summary += f", {size(planned.kept)} are there"
-        if found["partial"]:
-            summary += f"; goes on with {size(found['partial'])} that an earlier run has left"
+        if arrived:
+            summary += f"; goes on with {size(arrived)} that an earlier run has left"
+        elif found["partial"]:
+            summary += (
+                f", or less: an earlier run has left {size(found['partial'])}, and what of that is the same stays"
+            )
         for path in found["damaged"]:
             summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
         where = {"root": _releases(args, site), "name": _named(args), "key": source.key}
@@ -103,11 +108,10 @@ class DrafterStage(Module[DrafterStageArgs]):
         similar = seen[0].body if found["partial"] else None
 
         def whole(cancelled: Callable[[], bool]) -> Source:
-            return source if source.digest else _local(args, site, read_source, cancelled=cancelled)
+            return source if source.digest else _read(args, site, cancelled)
 
         bring = transfer(source, whole, have, where, planned, similar)
-        values = {"sent": planned.sent, "kept": planned.kept, "size": source.size}
-        return Change(summary, (place,), (undo,), transfer=bring, values=values)
+        return Change(summary, (place,), (undo,), transfer=bring, values=amounts(source, planned))
 
     def result(
         self, args: DrafterStageArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
@@ -147,12 +151,16 @@ def _local(args: DrafterStageArgs, site: Site, read: Callable[..., Source], **mo
     return read(site.find("files", str(args.path)), follow_links=args.follow_links, **more)
 
 
+def _read(args: DrafterStageArgs, site: Site, cancelled: Callable[[], bool] = lambda: False) -> Source:
+    return _local(args, site, read_source, cancelled=lambda: cancelled() or site.cancelled())
+
+
 def _source(args: DrafterStageArgs, found: Mapping[str, Any], site: Site) -> Source:
     """What is to be staged: read, unless the host has nothing to compare it with; then it is read while it is sent."""
     if found["source"] is not None:
         return Source.of(found["source"])
     compared = found["have"] or found["there"] or (found["partial"] and not found["noted"])
-    return _local(args, site, read_source if compared or site.check else outline_source)
+    return _read(args, site) if compared or site.check else _local(args, site, outline_source)
 
 
 def _have(found: Mapping[str, Any], source: Source) -> list[Mapping[str, Any]]:

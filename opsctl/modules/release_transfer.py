@@ -26,15 +26,15 @@ def transfer(
     where: Mapping[str, Any],
     planned: Plan,
     similar: bytes | None,
-) -> Callable[[Host, Progress], None]:
-    """What brings the source to the host.
+) -> Callable[[Host, Progress], dict[str, int]]:
+    """What brings the source to the host, and gives what of it was sent, as `amounts`.
 
     Args:
         whole: gives the source with its digests, until it is cancelled.
         similar: digests of blocks, to plan anew with what an interrupted run has left; None if there was none.
     """
 
-    def bring(host: Host, progress: Progress) -> None:
+    def bring(host: Host, progress: Progress) -> dict[str, int]:
         from opsctl.remote.parts import Part, Sending, is_far  # only where something is sent
 
         remote = cast("RemoteHost", host)
@@ -69,8 +69,14 @@ def transfer(
                     demand_unchanged(source, stats_now(source))
                 for pending in copying:
                     pending.wait()
+        return amounts(source, plan)
 
     return bring
+
+
+def amounts(source: Source, plan: Plan) -> dict[str, int]:
+    """How many bytes are sent, need not be as the host has them, and there are."""
+    return {"sent": plan.sent, "kept": source.size - plan.sent, "size": source.size}
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,9 +23,10 @@ from opsctl.errors import OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote.host import RemoteHost, connect
 from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter
 from tests.proxy import Proxy
-from tests.sshd import Sshd, children
+from tests.sshd import Sshd, children, eventually
 
 KILLED = 9
+HERE = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +92,28 @@ def test_a_cut_while_the_host_copies_what_it_has(
     staging.runs = 1
     result = staging.run(path=str(tuned))
     assert contents(result["release"]) == contents(tuned)
+
+
+def test_another_draft_model_of_the_name_leaves_alone_what_was_begun(
+    make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, tmp_path: Path
+) -> None:
+    """Its own next run goes on with that. Of models that are alike in part, the part is used: see the cuts above."""
+    source = _much(tmp_path / "source")
+    proxy = slow_link(0.0)
+    lossy = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), tmp_path / "weights")
+
+    def cut(text: str) -> None:
+        if " MiB of " in text and float(text.split()[0]) >= 60:
+            proxy.cut()
+
+    with pytest.raises(OpsctlError):
+        lossy.run(cut, path=str(source))
+    staging = Staging(make_host(), tmp_path / "weights")
+    other = drafter(tmp_path / "other", embed_tokens=1, fc=1, lm_head=1)
+    assert contents(staging.run(path=str(other))["release"]) == contents(other)
+    result = staging.run(path=str(source))
+    assert contents(result["release"]) == contents(source)
+    assert result["sent"] <= 60 * MIB
 
 
 def test_what_is_left_goes_over_the_one_session_there_is_when_all_streams_are_gone(state: Path, tmp_path: Path) -> None:
@@ -318,3 +343,34 @@ def test_a_link_so_slow_that_answers_are_long_in_coming_is_not_taken_for_lost(
     monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.5)
     monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 2.0)
     assert contents(staging.run(path=str(source))["release"]) == contents(source)
+
+
+def test_ctrl_c_ends_the_reading_of_a_source(local_host: RemoteHost, tmp_path: Path) -> None:
+    """Which is read before it is sent where the host has something to compare it with."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "inventory.yaml").write_text(f"hosts:\n  a: {{connection: local, state_dir: {tmp_path}/state}}\n")
+    (project / "play.yaml").write_text(
+        "hosts: all\ntasks:\n  - name: Stage\n"
+        f"    drafter_stage: {{path: {tmp_path}/source, name: draft, releases: {tmp_path}/weights/releases}}\n"
+    )
+    Staging(local_host, tmp_path / "weights").run(path=str(drafter(tmp_path / "one")))
+    source = drafter(tmp_path / "source")
+    with (source / "more.bin").open("wb") as file:
+        file.truncate(16 << 30)  # without a byte on the disk, and long to read
+    for path in source.iterdir():
+        os.utime(path, (1, 1))
+    env = {**os.environ, "OPSCTL_STATE_DIR": str(tmp_path / "another"), "OPSCTL_RECORDS": str(tmp_path / "records")}
+    run = subprocess.Popen(
+        [sys.executable, "-m", "opsctl", "run", "play.yaml"], cwd=project, env={**env, "PYTHONPATH": str(HERE)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        read = eventually(lambda: list((tmp_path / "another/digests").glob("*")), 60)
+        run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 130, out
+    assert "a: INTERRUPTED" in out
+    assert read[0].read_bytes().count(b"more.bin") < 16 << 30 >> 23  # chunks of 8 MiB
