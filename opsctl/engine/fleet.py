@@ -268,7 +268,7 @@ def batches(play: Play, hosts: Sequence[InventoryHost]) -> list[list[InventoryHo
     serial = play.keys.serial
     if serial is None or not hosts:
         return [list(hosts)] if hosts else []
-    sizes = [_share(s, len(hosts), play, "serial") for s in (serial if isinstance(serial, list) else [serial])]
+    sizes = [_share(s, len(hosts)) for s in (serial if isinstance(serial, list) else [serial])]
     left = list(hosts)
     result: list[list[InventoryHost]] = []
     while left:
@@ -283,20 +283,13 @@ def _budget(play: Play, hosts: int) -> float:
     said = play.keys.max_failures
     if said is None:
         return 0 if play.keys.serial is not None else math.inf
-    return math.floor(_share(said, hosts, play, "max_failures"))
+    return math.floor(_share(said, hosts))
 
 
-def _share(said: int | str, of: int, play: Play, key: str) -> float:
+def _share(said: int | str, of: int) -> float:
     """A number of hosts, given as such or as a share."""
-    text = str(said).strip()
-    try:
-        number = of * float(text[:-1]) / 100 if text.endswith("%") else int(text)
-    except ValueError:
-        number = -1
-    if number < 0 or (key == "serial" and number == 0):
-        raise UsageError(f"`{key}` is a number of hosts or a share such as 25%, got {said!r}",
-                         where=(play.at / key).place)  # fmt: skip
-    return number
+    text = str(said)
+    return of * float(text[:-1]) / 100 if text.endswith("%") else int(text)
 
 
 def _deadline(play: Play, it: PlayOnHost) -> float | None:

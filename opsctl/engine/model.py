@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from opsctl.engine.templating import is_template
 from opsctl.schema_errors import plainly
@@ -57,6 +59,22 @@ def _variable(name: Any) -> Any:
     return name
 
 
+def _portion(value: Any) -> Any:
+    """Checks a number of hosts, or a share of them."""
+    fits = re.fullmatch(r"[0-9]+|[0-9]+(\.[0-9]+)?\s*%", str(value)) if isinstance(value, int | str) else None
+    if isinstance(value, bool) or not fits:
+        raise PydanticCustomError("portion", "expected a number of hosts or a share such as 25%")
+    return value
+
+
+def _batch(value: Any) -> Any:
+    if not re.search("[1-9]", str(_portion(value))):
+        raise PydanticCustomError("portion", "expected at least one host at a time")
+    return value
+
+
+Portion = Annotated[int | str, BeforeValidator(_portion)]
+Batch = Annotated[int | str, BeforeValidator(_batch)]
 TemplatedDuration = Annotated[
     float | str, BeforeValidator(lambda v: _or_template(_DURATION, v)), WithJsonSchema({"type": ["number", "string"]})
 ]
@@ -196,10 +214,10 @@ class PlayKeys(_Strict):
     )
     lock: bool | str = Field(True, description="Hold the host against other operators; a name: only that lock.")
     timeout: TemplatedDuration | None = Field(None, description="How long the play may take on one host.")
-    serial: int | str | Annotated[list[int | str], Field(min_length=1)] | None = Field(
+    serial: Batch | Annotated[list[Batch], Field(min_length=1)] | None = Field(
         None, description="Hosts at a time: a number, a share such as 25%, or several in turn."
     )
-    max_failures: int | str | None = Field(
+    max_failures: Portion | None = Field(
         None, description="Hosts that may fail, unreachable ones included, before no other host is begun: 2 or 10%."
     )
     become: bool | str | None = None

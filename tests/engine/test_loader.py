@@ -157,7 +157,17 @@ def what_is_said(project: Project, text: str) -> UsageError | None:
         ("hosts: here\ntasks: [{debug: x, supervise: {confirm_within: 5m}}]", ["on_failure: rollback"]),
         ("hosts: here\ntasks: [{copy: {src: nowhere.txt, dest: /x}}]", ["nowhere.txt"]),
         ("hosts: nobody\ntasks: []", ["nobody"]),
-        ("hosts: here\nserial: []\ntasks: []", ["play.yaml:2:9: serial: expected a list of at least 1"]),
+        *(
+            (f"hosts: here\n{key}: {said}\ntasks: []", [
+                f"play.yaml:2:{place}: {key}: expected a number of hosts or a share such as 25%, got {got}"
+            ])
+            for key, said, place, got in (
+                ("serial", "{}", 9, "{}"), ("serial", "[]", 9, "[]"), ("serial", "true", 9, "True"),
+                ("serial", "half", 9, "'half'"), ("serial", "nan%", 9, "'nan%'"), ("max_failures", "-1", 15, "-1"),
+            )
+        ),
+        ("hosts: here\nserial: [1, {}]\ntasks: []", ["play.yaml:2:13: ", "expected a number of hosts or a share"]),
+        ("hosts: here\nserial: [1, 0%]\ntasks: []", ["play.yaml:2:13: ", "at least one host at a time, got '0%'"]),
     ],
 )  # fmt: skip
 def test_other_mistakes(project: Project, text: str, words: list[str]) -> None:
