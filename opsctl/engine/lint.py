@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from opsctl import modules
-from opsctl.engine import find, usage
+from opsctl.engine import find, shelltext, usage
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
 from opsctl.engine.templating import At
@@ -129,7 +128,7 @@ def _gates(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
             yield Finding("gate", "error", f"nothing here can measure {gate.measure!r}", place, hint)
 
 
-# First word of a command -> the module that does the same with check mode and rollback.
+# Program -> the module that does the same with check mode and rollback.
 INSTEAD = {
     "mkdir": "file", "rm": "file", "rmdir": "file", "ln": "file", "chmod": "file", "chown": "file", "touch": "file",
     "cp": "copy", "install": "copy", "tee": "copy", "sed": "line", "git": "git", "systemctl": "service",
@@ -143,26 +142,15 @@ def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         text = task.args.get("cmd")
         if task.module not in ("command", "shell") or task.args.get("read_only") or not text:
             continue
-        first = _program(text.split() if isinstance(text, str) else [str(w) for w in text])
-        if first in INSTEAD:
-            message = f"{first} in {task.module}: the module {INSTEAD[first]} can be checked and undone"
-            place = task.at.source.key_place((*task.at.path, task.module))
-            yield Finding("module", "notice", message, place, f"opsctl doc {INSTEAD[first]}")
-
-
-def _program(words: list[str]) -> str:
-    """The program that a command is about: what comes before it says where, as whom and with which environment."""
-    while words:
-        if words[0] == "cd" and words[2:3] == ["&&"]:
-            words = words[3:]
-        elif words[0] in ("sudo", "env") or _ASSIGNMENT.match(words[0]):
-            words = words[1:]
+        if task.module == "shell":
+            found = list(shelltext.programs(str(text)))
         else:
-            return words[0].rpartition("/")[2]
-    return ""
-
-
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+            found = [shelltext.program(text.split() if isinstance(text, str) else [str(w) for w in text])]
+        for name in dict.fromkeys(found):
+            if name in INSTEAD:
+                message = f"{name} in {task.module}: the module {INSTEAD[name]} can be checked and undone"
+                place = task.at.source.key_place((*task.at.path, task.module))
+                yield Finding("module", "notice", message, place, f"opsctl doc {INSTEAD[name]}")
 
 
 def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:

@@ -383,6 +383,26 @@ def test_lint_tells_what_is_registered_too_late_and_what_hides_behind_sudo(proje
     assert "2 findings" in said.out
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("mkdir -p /a && cp x /a; systemctl restart web", ["mkdir", "cp", "systemctl"]),
+        ("test -d /a || (cd /b; git pull) & wait", ["git"]),
+        ("if pgrep x; then\n  sudo kill 1 2>&1\nfi\n# rm it\nA=1 touch '/a;b'", ["kill", "touch"]),
+        ("date | sed s/a/b/ | sudo tee /etc/x", ["tee"]),
+        ("curl http://x/y?a=1 |\n  bash", ["curl"]),
+        ("echo 'it; rm x && git y' \"| tee\" > tee", []),
+        ("echo {{ names | map('upper') | join(';') }} && rm x", ["rm"]),
+        ("cat > /x <<EOF\nrm y\nEOF", []),
+        ("mkdir x; echo 'no end", ["mkdir"]),
+    ],
+)
+def test_lint_looks_at_every_program_of_shell_text(project: Project, cli: Cli, text: str, named: list[str]) -> None:
+    project.write(yaml.safe_dump([{"hosts": "here", "vars": {"names": []}, "tasks": [{"shell": text}]}]))
+    told = cli("lint", "play.yaml").out
+    assert re.findall(r"notice: (\S+) in shell: ", told) == named
+
+
 def test_lint_says_what_it_leaves_out_without_a_sound_inventory(project: Project, cli: Cli) -> None:
     project.write(PLAY)
     (project.folder / "inventory.yaml").write_text("hosts: [\n")
