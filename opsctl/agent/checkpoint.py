@@ -179,7 +179,8 @@ _NO_WEIGHTS = re.compile(r"^\.|(training_args|optimizer)\.bin$|(optimizer|schedu
 def _open(path: str, file: Dict[str, Any], follow_links: bool) -> BinaryIO:
     """The file, if it is a regular one inside the folder. Raises Damaged."""
     if file["link"] is not None and (file["outside"] or file["kind"] != "file") and not follow_links:
-        raise Damaged("symlink", "a symbolic link that leaves the folder: -> %.200s" % ascii(file["link"]))
+        where = "leaves the folder" if file["outside"] else "leads to no file"
+        raise Damaged("symlink", "a symbolic link that %s: -> %.200s" % (where, ascii(file["link"])))
     if file["kind"] != "file":
         kind = "pipe, socket or device" if file["kind"] == "other" else file["kind"]
         raise Damaged("not-a-file", "not a regular file but a %s" % kind)

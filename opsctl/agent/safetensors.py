@@ -127,6 +127,8 @@ def _strict_json(header: bytes) -> Dict[str, Any]:
         raise Damaged("json", "the header is not JSON: %s" % error) from None
     if not isinstance(raw, dict):
         raise Damaged("json", "the header is not a JSON object")
+    if not header.endswith((b"}", b" ")):
+        raise Damaged("json", "the header is padded with something else than spaces")
     return raw
 
 
@@ -143,8 +145,8 @@ def _no_duplicates(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
 
 def _bounded_int(text: str) -> int:
     # Turning a million digits into an int takes seconds; no size or offset has more than 20.
-    if len(text) > 20:
-        raise Damaged("number", "an integer of %d digits" % len(text))
+    if len(text) > 20 or text == "-0":
+        raise Damaged("number", "an integer of %d digits" % len(text) if text != "-0" else "the number -0")
     return int(text)
 
 

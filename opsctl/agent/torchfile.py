@@ -80,7 +80,7 @@ def entries(file: BinaryIO) -> List[Entry]:
         raise Damaged("not-torch", "not a zip archive: a legacy pickle, or no PyTorch file at all")
     try:
         with zipfile.ZipFile(_Bounded(file)) as archive:
-            infos = {info.filename: info for info in archive.infolist()}
+            infos = _members(archive.infolist())
             name = _pickle_name(infos)
             prefix = name[: -len("data.pkl")]
             tensors = walk(archive.read(name))
@@ -100,9 +100,22 @@ def entries(file: BinaryIO) -> List[Entry]:
         raise Damaged("zip", "damaged zip archive: %s" % error) from None
 
 
-def _pickle_name(infos: Dict[str, zipfile.ZipInfo]) -> str:
+def _members(infos: List[zipfile.ZipInfo]) -> Dict[str, zipfile.ZipInfo]:
+    """Members by name. Raises Damaged."""
     if len(infos) > 2 * MAX_TENSORS:
         raise Damaged("count", "%d members in the archive" % len(infos))
+    found = {}
+    for info in infos:
+        reason = "appears twice" if info.filename in found else bad_name(info.filename)
+        if not reason and info.flag_bits & 1:
+            reason = "is encrypted"
+        if reason:
+            raise Damaged("zip", "member %.80s of the archive %s" % (ascii(info.filename), reason))
+        found[info.filename] = info
+    return found
+
+
+def _pickle_name(infos: Dict[str, zipfile.ZipInfo]) -> str:
     names = [name for name in infos if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(names) != 1:
         raise Damaged("not-torch", "a zip archive with %d data.pkl members" % len(names))
@@ -125,7 +138,11 @@ def _entry(file: BinaryIO, info: Optional[zipfile.ZipInfo], name: str, tensor: T
     local = file.read(30)
     if len(local) < 30 or local[:4] != b"PK\x03\x04":
         raise Damaged("zip", "the local header of the storage of %r is damaged" % name)
-    data = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
+    length_of_name, extra = struct.unpack("<HH", local[26:30])
+    # Of two directory entries that share bytes one has a name that is not in its header.
+    if file.read(length_of_name) != info.orig_filename.encode("utf-8"):
+        raise Damaged("zip", "the storage of %r lies in another member" % name)
+    data = info.header_offset + 30 + length_of_name + extra
     if data + info.file_size > file.seek(0, 2):
         raise Damaged("truncated", "the storage of %r ends after the file" % name)
     return Entry(name, tensor.dtype, tensor.shape, data + begin, data + begin + length)

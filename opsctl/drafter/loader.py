@@ -159,7 +159,8 @@ def load(tensors: Iterable[Tensor], s: Settings, version: Version) -> Loaded:
             t2d = tensor
         elif name in wanted:
             slot = wanted[name]
-            filled[name] = Filled(slot, tensor, fit(slot, tensor.shape))
+            if name not in filled or filled[name].fit is not Fit.FAILS:  # one that fails is not made good by another
+                filled[name] = Filled(slot, tensor, fit(slot, tensor.shape))
         else:
             unused.append(tensor)
     if s.mla:

@@ -45,6 +45,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     "header over 1 MiB": (safetensors("{" + " " * (1 << 20) + "}", b""), "header-length"),
     "leading space": (safetensors(" {}", b""), "header-start"),
     "a list": (safetensors("[]", b""), "header-start"),
+    "minus zero": (safetensors('{"a":{"dtype":"U8","shape":[-0],"data_offsets":[0,0]}}', b""), "number"),
+    "newlines for padding": (safetensors(f'{{"a":{{{F}}}}}\n\n', bytes(4)), "json"),
     "no json": (safetensors('{"a":}', b""), "json"),
     "not utf-8": (safetensors(b'{"\xff":1}', b""), "json"),
     "deep": (safetensors('{"a":' + DEEP + "}", b""), "json"),
@@ -232,6 +234,35 @@ def test_damaged_zip_directory_raises_nothing_else(tmp_path: Path) -> None:
         changed[at] ^= 0xFF
         with pytest.raises(Damaged):
             torchfile.entries(io.BytesIO(bytes(changed)))
+
+
+def _flag(archive: bytearray) -> None:
+    archive[archive.rfind(b"PK\x01\x02") + 8] |= 1
+
+
+def _overlap(archive: bytearray) -> None:
+    at = archive.rfind(b"PK\x01\x02") + 42
+    archive[at : at + 4] = bytes(4)  # the storage is where the first member is
+
+
+def _twice(archive: bytearray) -> None:
+    at = archive.rfind(b"archive/data/1")
+    archive[at : at + 14] = b"archive/data/0"
+
+
+def _escape(archive: bytearray) -> None:
+    at = archive.rfind(b"archive/byteorder")
+    archive[at : at + 17] = b"../../a/byteorder"
+
+
+@pytest.mark.parametrize("spoil", [_flag, _overlap, _twice, _escape])
+def test_odd_members_of_an_archive_are_refused(spoil: Callable[[bytearray], None], tmp_path: Path) -> None:
+    weights = build.specforge().tensors
+    build.write_torch(tmp_path / "w.bin", {name: weights[name] for name in ("norm.weight", "d2t")})
+    whole = bytearray((tmp_path / "w.bin").read_bytes())
+    spoil(whole)
+    with pytest.raises(Damaged):
+        torchfile.entries(io.BytesIO(whole))
 
 
 @pytest.mark.parametrize("inside", [True, False])

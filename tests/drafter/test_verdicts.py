@@ -572,6 +572,11 @@ HARMLESS: dict[str, Callable[[Drafter], None]] = {
     "the target's yarn": config(rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0}),
     "token ids": config(eos_token_id=[1, 2], bos_token_id=None, pad_token_id=0, attention_dropout=0),
     "fc bias": lambda m: (config(bias=True)(m), tensor("fc.bias", 48)(m)),
+    "output bias of zeros": lambda m: (
+        config(attention_bias=True)(m),
+        m.tensors.update({"midlayer.self_attn.o_proj.bias": Raw("BF16", [48], bytes(96))}),
+    ),
+    "fc bias of zeros": lambda m: (config(bias=True)(m), m.tensors.update({"fc.bias": Raw("BF16", [48], bytes(96))})),
     "output bias": lambda m: (config(attention_bias=True)(m), tensor("midlayer.self_attn.o_proj.bias", 48)(m)),
 }
 

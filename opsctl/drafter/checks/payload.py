@@ -24,7 +24,7 @@ def payload(case: Case, version: Version) -> Iterator[Finding]:
         used = filled.slot.required
         if sample.nonfinite_blocks:
             groups["nan", Verdict.SILENT_GARBAGE if used else Verdict.NOTE].append((name, sample))
-        if sample.zero_blocks == sample.blocks:
+        if sample.zero_blocks == sample.blocks and not name.endswith(".bias"):  # which training may leave at zero
             groups["zero", Verdict.SILENT_GARBAGE if used else Verdict.NOTE].append((name, sample))
         elif sample.zero_blocks and name.endswith("proj.weight"):
             groups["hole", Verdict.DEGRADED].append((name, sample))
