@@ -17,6 +17,7 @@ import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from opsctl.agent.chunking import DIGEST, block_digests, spans_of
+from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context
 
 Span = Tuple[str, int, int]  # name, start, end
@@ -44,13 +45,14 @@ def receive(call: Context, folder: str, parts: Sequence[Sequence[Any]]) -> Dict[
     """Write the ranges whose bytes follow each other in the body. parts: [name, start, end], as in Landed.of."""
     body, at = memoryview(call.body), 0
     landed = []
-    for name, start, end in parts:
-        data = body[at : at + end - start]
-        landed.append(Landed.of(name, start, data, _write(os.path.join(folder, name), data, start)))
-        at += end - start
-    if at != len(body):
-        raise AgentError("invalid", "%d bytes came for ranges of %d" % (len(body), at))
-    note(folder, landed)
+    with told("stage", folder):
+        for name, start, end in parts:
+            data = body[at : at + end - start]
+            landed.append(Landed.of(name, start, data, _write(os.path.join(folder, name), data, start)))
+            at += end - start
+        if at != len(body):
+            raise AgentError("invalid", "%d bytes came for ranges of %d" % (len(body), at))
+        note(folder, landed)
     return {"written": at}
 
 
@@ -109,8 +111,8 @@ def _noted(folder: str) -> Iterator[Landed]:
             with contextlib.suppress(ValueError, TypeError):  # a cut run may leave half a line
                 name, start, end, mtime, digests = json.loads(line)
                 raw = bytes.fromhex(digests)
-                told = [raw[at : at + DIGEST] for at in range(0, len(raw), DIGEST)]
-                yield Landed(str(name), int(start), int(end), int(mtime), told)
+                blocks = [raw[at : at + DIGEST] for at in range(0, len(raw), DIGEST)]
+                yield Landed(str(name), int(start), int(end), int(mtime), blocks)
 
 
 def _mtime(path: str) -> int:

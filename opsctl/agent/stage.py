@@ -269,7 +269,7 @@ def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> List[
             sync.result()
     if wrong:
         arrival.forget(partial)  # so that the next run reads what is there, and sends again what is wrong
-        message = "%s is not what was sent: bytes %d to %d differ" % tuple(wrong[0])
+        message = "%s is not what was sent: bytes %d to %d differ; the next run sends them again" % tuple(wrong[0])
         raise AgentError("failed", message, path=os.path.join(partial, wrong[0][0]), wrong=wrong)
     return blocks
 

@@ -96,9 +96,7 @@ class DrafterStage(Module[DrafterStageArgs]):
         if arrived:
             summary += f"; goes on with {size(arrived)} that an earlier run has left"
         elif found["partial"]:
-            summary += (
-                f", or less: an earlier run has left {size(found['partial'])}, and what of that is the same stays"
-            )
+            summary += f", less what is the same of the {size(found['partial'])} that an earlier run has left"
         for path in found["damaged"]:
             summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
         where = {"root": _releases(args, site), "name": _named(args), "key": source.key}

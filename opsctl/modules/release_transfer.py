@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from opsctl.agent.protocol import Call
 from opsctl.drafter.chunks import Copy, Plan, Range
 from opsctl.drafter.staging import Source, demand_unchanged, stats_now
+from opsctl.errors import RemoteError, Unreachable
 from opsctl.modules.contract import Host, Progress
 from opsctl.text import duration, size
 
@@ -38,7 +39,7 @@ def transfer(
         from opsctl.remote.parts import Part, Sending, is_far  # only where something is sent
 
         remote = cast("RemoteHost", host)
-        with Sending(remote, planned.sent, far=bool(planned.sent) and is_far(remote)) as sending:
+        with _goes_on(), Sending(remote, planned.sent, far=bool(planned.sent) and is_far(remote)) as sending:
             plan = planned
             if similar is not None:
                 done = host.call(Call("stage.resume", {**where, "files": source.files})).result
@@ -77,6 +78,17 @@ def transfer(
 def amounts(source: Source, plan: Plan) -> dict[str, int]:
     """How many bytes are sent, need not be as the host has them, and there are."""
     return {"sent": plan.sent, "kept": source.size - plan.sent, "size": source.size}
+
+
+@contextlib.contextmanager
+def _goes_on() -> Iterator[None]:
+    """Say with what went wrong on the host that nothing was for nothing."""
+    try:
+        yield
+    except (RemoteError, Unreachable) as error:
+        first = "free some space there, then " if isinstance(error, RemoteError) and error.kind == "no-space" else ""
+        error.hint = f"{first}run it again: what has arrived is not sent twice"
+        raise
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat
-from opsctl.remote.stream import Stream, Unreadable
+from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line
 
 OnProgress = Callable[[Any, bytes], None]
@@ -134,7 +134,7 @@ class AgentClient:
             raise _unreadable(path, error.strerror or str(error)) from None
         try:
             self._stream.send_file(file, start, count, LOST_AFTER)
-        except Unreadable as error:
+        except SourceUnreadable as error:
             raise _unreadable(path, str(error)) from None
         finally:
             os.close(file)

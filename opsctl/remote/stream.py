@@ -6,7 +6,7 @@ import os
 from typing import Protocol
 
 
-class Unreadable(Exception):
+class SourceUnreadable(Exception):
     """Why a file that is to be sent cannot be read."""
 
 
@@ -21,7 +21,7 @@ class Stream(Protocol):
         ...
 
     def send_file(self, file: int, start: int, count: int, timeout: float) -> None:
-        """Write a range of an open file. Raises Unreadable; else as `send`."""
+        """Write a range of an open file. Raises SourceUnreadable; else as `send`."""
         ...
 
     def receive(self, timeout: float) -> bytes:
@@ -58,13 +58,13 @@ class Stream(Protocol):
 
 
 def read_range(file: int, start: int, count: int) -> bytes:
-    """A range of an open file. Raises Unreadable."""
+    """A range of an open file. Raises SourceUnreadable."""
     try:
         data = os.pread(file, count, start)
     except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
+        raise SourceUnreadable(error.strerror or str(error)) from None
     if len(data) != count:
-        raise Unreadable("it became shorter meanwhile")
+        raise SourceUnreadable("it became shorter meanwhile")
     return data
 
 

@@ -62,9 +62,10 @@ def test_a_disk_that_fills_up_meanwhile_is_told_and_leaves_nothing_visible(
                 while True:
                     file.write(bytes(MIB))
 
-    with pytest.raises(RemoteError, match="No space left") as full:
+    with pytest.raises(RemoteError, match=f"cannot stage {small_disk}/.*: No space left") as full:
         staging.run(fill, path=str(source))
     assert full.value.kind == "no-space"
+    assert full.value.hint == "free some space there, then run it again: what has arrived is not sent twice"
     assert staging.releases == []
     other.unlink()
     assert contents(staging.run(path=str(source))["release"]) == contents(source)
@@ -325,8 +326,9 @@ def test_a_network_that_freezes_is_told_though_some_streams_have_not_noticed_and
                 hurried.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
                 hurried.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
 
-        with pytest.raises(Unreachable, match="no sign of life"):
+        with pytest.raises(Unreachable, match="no sign of life") as told:
             ended(lambda: frozen.run(freeze, path=str(source)))
+    assert told.value.hint == "run it again: what has arrived is not sent twice"
     assert hanging_ssh() == []
     assert frozen.releases == []
     result = Staging(make_host(), tmp_path / "weights").run(path=str(source))
