@@ -216,6 +216,9 @@ def _tensors(
     a: Folder, b: Folder, read_a: Reader, read_b: Reader
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     one, two = _named(a), _named(b)
+    names = [{t.name for t in tensors.values()} for tensors in (one, two)]
+    if all(any(name.startswith("layers.0.") for name in given) for given in names):  # one style: names as they are
+        one, two = ({t.name: t for t in tensors.values()} for tensors in (one, two))
     both = [name for name in one if name in two]
     alike = [name for name in both if (one[name].dtype, one[name].shape) == (two[name].dtype, two[name].shape)]
     digests_a = _digests(a, [one[name] for name in alike], read_a)

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,11 +39,11 @@ class Converted:
     destination: str
     layout: str
     changes: tuple[str, ...]
-    result: Judgement | None
+    result: Judgement
 
     @property
     def exit_code(self) -> Exit:
-        return self.result.exit_code if self.result is not None else Exit.DONE
+        return self.result.exit_code
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -51,17 +51,16 @@ class Converted:
             "destination": printable(self.destination),
             "layout": self.layout,
             "changes": [printable(change) for change in self.changes],
-            "check": self.result.as_json() if self.result is not None else None,
+            "check": self.result.as_json(),
         }
 
     def lines(self) -> Iterator[str]:
         yield f"{printable(self.source)} -> {printable(self.destination)} ({self.layout})"
         for change in self.changes:
             yield f"  {printable(change)}"
-        if self.result is None:
-            return
         grave = [f for f in self.result.findings if f.verdict not in (Verdict.OK, Verdict.NOTE)]
-        yield f"result: {self.result.verdict.value} on SGLang {self.result.versions[-1]}"
+        where = f" on SGLang {self.result.versions[-1]}" if self.layout == "sglang" else ""
+        yield f"result: {self.result.verdict.value}{where}"
         for finding in grave:
             yield f"  {finding.verdict.value}  {printable(finding.subject)}: {printable(finding.detail)}"
             if finding.remedy:
@@ -142,7 +141,7 @@ def _destination_free(folder: Folder, final: Path, planned: Plan) -> None:
         )
 
 
-def _write(folder: Folder, planned: Plan, partial: Path, target: Settings | None) -> Judgement | None:
+def _write(folder: Folder, planned: Plan, partial: Path, target: Settings | None) -> Judgement:
     digests = {name: _digest_file(Path(folder.path) / name) for name in _sources(folder)}
     written = _write_weights(folder, planned.parts, partial / "model.safetensors")
     _unchanged(folder)
@@ -160,7 +159,7 @@ def _write(folder: Folder, planned: Plan, partial: Path, target: Settings | None
     return _checked(partial, planned, target)
 
 
-def _checked(partial: Path, planned: Plan, target: Settings | None) -> Judgement | None:
+def _checked(partial: Path, planned: Plan, target: Settings | None) -> Judgement:
     """What our own check says of the result. Raises Refused when the result cannot even be read back."""
     result = open_folder(str(partial))
     problem = next((c.problem for c in result.containers if c.problem is not None), None)
@@ -170,9 +169,12 @@ def _checked(partial: Path, planned: Plan, target: Settings | None) -> Judgement
         raise Refused(
             f"the result is not sound: {why}", where=str(partial), hint="this is a bug in opsctl: please report it"
         )
-    if planned.layout != "sglang":
-        return None
-    return judge(Case(result, target, Serving(tp=1)), KNOWN[-1:])
+    judgement = judge(Case(result, target, Serving(tp=1)), KNOWN[-1:])
+    if planned.layout == "sglang":
+        return judgement
+    # That SGLang cannot read this layout is what was asked for; what else is wrong came along from the source.
+    findings = tuple(f for f in judgement.findings if f.check != "config-readable")
+    return replace(judgement, findings=findings, outcome={})
 
 
 def _sources(folder: Folder) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case, converted_name
 from opsctl.drafter.checks.files import refused
+from opsctl.drafter.features import obstacle
 from opsctl.drafter.folder import Tensor
 from opsctl.drafter.settings import LLAMA, Settings
 from opsctl.drafter.vocab_map import Kind
@@ -83,7 +84,8 @@ def _refuse(case: Case, reason: str, hint: str) -> NoReturn:
 def _to_sglang(case: Case) -> Plan:
     draft, folder = case.draft, case.folder
     assert draft is not None and folder.raw_config is not None
-    _features_allow(case, draft)
+    if found := obstacle(case):
+        _refuse(case, *found)
     changes: list[str] = []
     config = dict(draft.raw)
     parts = [_renamed(tensor, changes) for tensor in case.tensors.values()]
@@ -93,6 +95,11 @@ def _to_sglang(case: Case) -> Plan:
         if draft.aux_ids is not None:
             given = [i + 1 for i in draft.aux_ids]
             changes.append(f"aux layer ids {given} (input style) -> eagle_config {list(draft.aux_ids)} (output style)")
+            if draft.aux_ids[:1] != (1,):
+                changes.append(
+                    f"aux layer ids do not begin with 1: from SGLang {v.IDS_AS_WRITTEN.since} on, DeepSeek and Kimi"
+                    f" targets take them as input style; for those write {given}"
+                )
     if folder.pickled:
         changes.append(f"{folder.containers[0].file} (pickle) -> model.safetensors")
     _set_keys(case, draft, config, parts, changes)
@@ -116,30 +123,6 @@ def _nothing_to_do(case: Case) -> str:
     if found is None:
         return "there is nothing to convert"
     return f"there is nothing to convert, and d2t must stay as it is: it holds {found.kind.value}s ({found.proof})"
-
-
-def _features_allow(case: Case, draft: Settings) -> None:
-    raw = case.folder.raw_config or {}
-    if draft.flag("norm_before_residual"):
-        _refuse(
-            case,
-            "norm_before_residual is true: the residual was trained on normalised states, which no SGLang version has",
-            "serve it with vLLM, or train with norm_before_residual false",
-        )
-    if case.folder.speculators and "norm_before_residual" not in raw:
-        _refuse(
-            case,
-            "norm_before_residual is not in config.json, and readers disagree on its default",
-            'write "norm_before_residual": false into the source if it was trained so',
-        )
-    kind = draft.text("model_type")
-    if case.folder.speculators and kind not in ("", "llama"):
-        _refuse(case, f"the layer is {kind[:40]}'s, SGLang's drafter layer is llama's", "serve it with vLLM")
-    for name in case.tensors:
-        if ".q_norm." in name or ".k_norm." in name:
-            _refuse(case, f"{name}: llama_eagle3 has no query and key norms in any version", "serve it with vLLM")
-        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
-            _refuse(case, f"{name}: SGLang's drafter has no such bias", "serve it with vLLM, or train without bias")
 
 
 def _renamed(tensor: Tensor, changes: list[str]) -> Part:
@@ -210,7 +193,7 @@ def _to_speculators(case: Case) -> Plan:
         _refuse(case, "it is in the speculators layout already", "")
     if draft.mla:
         _refuse(case, "speculators has no MLA drafter", "serve it with SGLang")
-    if draft.tied or draft.headless:
+    if draft.tied or draft.headless or not any(name.endswith("lm_head.weight") for name in case.tensors):
         _refuse(case, "it has no head of its own, and speculators needs one", "serve it with SGLang")
     if not 0 < draft.vocab <= _MAX_VOCAB:
         _refuse(case, f"vocab_size {draft.vocab} is no size of a vocabulary", "write the target's into config.json")

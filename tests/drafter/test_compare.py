@@ -86,6 +86,11 @@ def test_names_of_layers_do_not_hide_the_same_weights(tmp_path: Path) -> None:
     assert (found.only_a, found.only_b) == ((), ())
 
 
+def test_names_are_those_of_the_files_where_both_have_one_style(tmp_path: Path) -> None:
+    found = compared(tmp_path, build.modelopt(layers0=True), build.modelopt(layers0=True))
+    assert "layers.0.mlp.up_proj.weight" in found.identical
+
+
 def test_coverage(tmp_path: Path) -> None:
     outside = [i for i in range(320) if i not in IDS][:2]
     counts = {str(IDS[0]): 60, str(IDS[5]): 20, str(outside[0]): 5, str(outside[1]): 15}

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ def data(folder: Folder) -> dict[str, bytes]:
 def test_speculators_to_sglang(tmp_path: Path) -> None:
     made = build.speculators()
     done, result = converted(tmp_path, made)
-    assert done.result is not None
     assert done.result.verdict in (Verdict.OK, Verdict.NOTE)
     assert result.raw_config is not None
     expected = made.config["transformer_layer_config"] | {
@@ -112,6 +112,39 @@ def test_own_embedding_is_kept_where_it_cannot_be_shared(tmp_path: Path) -> None
     made.tensors["fc.weight"] = build.weight(random.Random(1), [48, 192])
     _, result = converted(tmp_path, made)
     assert "embed_tokens.weight" in data(result)
+
+
+@pytest.mark.parametrize(("given", "told"), [([2, 30, 58], False), ([5, 20, 40], True)])
+def test_aux_ids_that_newer_versions_take_as_written_are_told(given: list[int], told: bool, tmp_path: Path) -> None:
+    """DeepSeek targets shift ids only when the first is 1 (deepseek_v2.py, from 0.5.13)."""
+    made = build.speculators(eagle_aux_hidden_state_layer_ids=given)
+    done, result = converted(tmp_path, made)
+    assert result.raw_config is not None
+    assert result.raw_config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [i - 1 for i in given]
+    assert any("do not begin with 1" in change for change in done.changes) is told
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (lambda m: m.tensors.pop("midlayer.mlp.up_proj.weight"), "tensor-missing"),
+        (lambda m: m.config.update(intermediate_size=40), "tensor-shape"),
+        (lambda m: m.tensors.update({"fc.weight": build.Raw("BF16", [48, 144], bytes(48 * 144 * 2))}), "payload-zero"),
+    ],
+)
+def test_what_was_wrong_before_is_told_after(change: Callable[[Drafter], object], check: str, tmp_path: Path) -> None:
+    made = build.specforge()
+    change(made)
+    done, _ = converted(tmp_path, made, "speculators")
+    assert [f.check for f in done.result.findings if f.verdict is not Verdict.NOTE] == [check]
+    assert done.exit_code == 10
+
+
+def test_a_drafter_without_a_head_is_no_speculators_one(tmp_path: Path) -> None:
+    made = build.specforge()
+    del made.tensors["lm_head.weight"]
+    with pytest.raises(Refused, match="no head of its own"):
+        converted(tmp_path, made, "speculators")
 
 
 def unsure(made: Drafter) -> None:

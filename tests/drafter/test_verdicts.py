@@ -669,6 +669,20 @@ def test_speculators_are_judged_behind_their_layout(name: str, judged: Judge) ->
     assert FAULTS[name][1] in alarms(judged(made, "0.5.12"))
 
 
+def test_no_conversion_is_proposed_that_would_be_refused(judged: Judge) -> None:
+    remedies = [f.remedy for f in judged(build.speculators(norm_before_residual=True)).findings]
+    assert not any("drafter convert" in remedy for remedy in remedies)
+    assert any("vLLM" in remedy for remedy in remedies)
+    assert any("drafter convert" in f.remedy for f in judged(build.speculators()).findings)
+
+
+@pytest.mark.parametrize(("given", "expected"), [([2, 30, 58], set()), ([5, 20, 40], {"0.5.13", "0.5.23"})])
+def test_aux_ids_of_speculators_are_the_layers_they_name(given: list[int], expected: set[str], judged: Judge) -> None:
+    found = judged(build.speculators(eagle_aux_hidden_state_layer_ids=given), "0.5.9,0.5.12,0.5.13,0.5.23")
+    told = {str(v) for f in found.findings if f.check == "aux-convention" for v in f.versions}
+    assert told == expected
+
+
 @st.composite
 def dimensions(draw: st.DrawFn) -> Dims:
     """Sizes a server could split over 8 GPUs."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
+from opsctl.drafter.features import obstacle
 from opsctl.drafter.folder import Folder, Problem
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
@@ -149,7 +150,8 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
             " transformer_layer_config and there is"
             " no model_type at the top, so AutoConfig raises ValueError"
         )
-        remedy = folder.convert_command
+        cannot = obstacle(case)
+        remedy = f"not convertible as it is; {cannot[1]}" if cannot else folder.convert_command
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
     else:
         yield from _model_type(folder.raw_config.get("model_type"), version, case)

@@ -107,6 +107,9 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if ids is None:
         yield from _misplaced(draft, layers)
         return
+    if case.folder.speculators:
+        yield from _converted(ids, layers)
+        return
     meant = _meant(ids, n)
     key = "eagle_config.eagle_aux_hidden_state_layer_ids"
     if meant is None:
@@ -125,6 +128,20 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
             f" input of layers {_list(layers)}"
             f" instead of {_list(meant)}",
             f'"eagle_aux_hidden_state_layer_ids": {_list([i - 1 for i in meant])} (output style, for all versions)',
+        )
+
+
+def _converted(ids: Sequence[int], layers: Sequence[int]) -> Iterator[Finding]:
+    """Whether the ids of a speculators config still mean the same layers once they are in SGLang's style."""
+    meant = [i + 1 for i in ids]
+    if list(layers) != meant:
+        yield Finding(
+            "aux-convention",
+            Verdict.DEGRADED,
+            "eagle_aux_hidden_state_layer_ids",
+            f"{_list(meant)} become {_list(ids)} when converted; this version takes ids that do not begin with 1 as"
+            f" they are written, so the input of layers {_list(layers)}",
+            f'"eagle_aux_hidden_state_layer_ids": {_list(meant)} in eagle_config of the result, for this version',
         )
 
 
