@@ -150,16 +150,21 @@ class Case:
             return (2, n // 2, n - 3)
         if version in v.IDS_AS_WRITTEN and deepseek_like(text) and ids[:1] != (1,):
             return ids
+        if captures_last(text, version) and max(ids, default=0) == n:
+            return ids
         return tuple(i + 1 for i in ids)
 
 
+def captures_last(text: Settings, version: Version) -> bool:
+    """Whether the target can record what comes out of its last layer, as the input of one more."""
+    return version in v.LAST_LAYER_CAPTURE and text.architecture == "GptOssForCausalLM"
+
+
 def deepseek_like(text: Settings) -> bool:
-    """Whether the target's text model is served by deepseek_v2.py."""
-    return text.architecture.startswith("Deepseek") or text.text("model_type") in (
-        "kimi_k2",
-        "deepseek_v3",
-        "deepseek_v2",
-    )
+    """Whether the target's text model is served by deepseek_v2.py, or by a class made from it."""
+    return text.architecture.startswith(("Deepseek", "GlmMoeDsa", "Glm4MoeLite", "MistralLarge3")) or text.text(
+        "model_type"
+    ) in ("kimi_k2", "deepseek_v3", "deepseek_v2")
 
 
 @lru_cache(maxsize=4096)

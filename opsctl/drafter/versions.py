@@ -98,6 +98,7 @@ NULL_EAGLE_CONFIG = _since("0.5.15", "eagle_utils.py `or {}`; before that, None 
 MISSING_SHARD_RAISES = _since("0.5.17", "weight_utils.py filter_duplicate_safetensors_files, #32279")
 CAPTURE = _since("0.0.0", "set_eagle3_layers_to_capture of the target's class, wherever it was read")
 LAYER_0_CAPTURE = _since("0.5.14", "deepseek_v2.py captures in the layer; before that, layer 0 has no residual to add")
+LAST_LAYER_CAPTURE = _since("0.5.17", "gpt_oss.py set_eagle3_layers_to_capture, #32334")
 KIMI_K2_CONFIG = _since("0.5.12", "hf_transformers/common.py registers kimi_k2")
 KIMI_K25_FILE = _since("0.5.9", "kimi_k25.py")
 KIMI_K25_CAPTURE = _since("0.5.10", "kimi_k25.py set_eagle3_layers_to_capture, #19689")

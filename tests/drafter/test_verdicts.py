@@ -217,6 +217,14 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
         "fc-width",
         "load-error ok ok",
     ),
+    "as wide as the hidden size": (
+        lambda m: (
+            tensor("fc.weight", 48, 48)(m),
+            config(eagle_config={"eagle_aux_hidden_state_layer_ids": [29]})(m),
+        ),
+        "aux-layers",
+        "load-error silent-garbage silent-garbage",
+    ),
     "head rows": (config(draft_vocab_size=72), "lm-head-rows", always(LE)),
     "vocabulary of another tokenizer": (config(vocab_size=328), "vocab-size", always(SG)),
     "target wider": (lambda m: m.target.update(hidden_size=64), "target-hidden", always(RT)),
@@ -269,6 +277,11 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
         lambda m: ([tensor(f"fc_norm.{i}.weight", 48)(m) for i in range(3)], config(fc_norm=True)(m)),
         "fc-norm",
         "silent-garbage ok ok",
+    ),
+    "norms before fc of another name": (
+        lambda m: ([tensor(f"fcs.{i}.weight", 48)(m) for i in range(3)], config(fc_norm=True)(m)),
+        "fc-norm",
+        always(SG),
     ),
     "one norm before fc": (
         lambda m: (tensor("input_norm.weight", 144)(m), config(norm_before_fc=True)(m)),
@@ -667,6 +680,26 @@ def test_speculators_are_judged_behind_their_layout(name: str, judged: Judge) ->
     FAULTS[name][0](made)
     made.rename("midlayer.", "layers.0.")
     assert FAULTS[name][1] in alarms(judged(made, "0.5.12"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ids", "expected"),
+    [
+        # gpt_oss.py records what its last layer gives, from 0.5.17 on; ids that name it are taken as they are.
+        ("GptOssForCausalLM", [1, 18, 35], "runtime-error ok"),
+        ("GptOssForCausalLM", [2, 18, 36], "runtime-error ok"),
+        ("LlamaForCausalLM", [1, 18, 35], "runtime-error runtime-error"),
+        ("GlmMoeDsaForCausalLM", [2, 18, 33], "degraded ok"),
+        ("Qwen3ForCausalLM", [2, 18, 33], "degraded degraded"),
+    ],
+)
+def test_aux_ids_are_read_as_the_target_class_does(
+    architecture: str, ids: list[int], expected: str, judged: Judge
+) -> None:
+    made = build.specforge()
+    made.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids}
+    made.target |= {"architectures": [architecture], "model_type": "any", "num_hidden_layers": 36}
+    assert outcomes(judged(made, "0.5.12,0.5.17")) == expected
 
 
 def test_no_conversion_is_proposed_that_would_be_refused(judged: Judge) -> None:

@@ -30,6 +30,8 @@ def names(case: Case, version: Version) -> Iterator[Finding]:
     renamed: dict[str, list[tuple[Tensor, Slot]]] = defaultdict(list)
     groups: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in loaded.unused:
+        if case.draft.tied and tensor.name.endswith("lm_head.weight"):
+            continue  # told where the tie is
         slot = _meant(tensor.name, empty)
         if slot is not None:
             renamed[_prefix(tensor.name, slot)].append((tensor, slot))
@@ -173,15 +175,14 @@ def _qk_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Fi
 def _fc_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
     assert case.draft is not None
     since = (v.FC_NORM_MLA if case.draft.mla else v.FC_NORM).since
-    old = version < since
-    yield Finding(
-        "fc-norm",
-        Verdict.SILENT_GARBAGE,
-        tensors[0].name,
-        f"{_listed(tensors)} are skipped: "
-        + (f"SGLang before {since} has no norm before fc" if old else "config.json has no fc_norm flag"),
-        f"SGLang {since} or later" if old else '"fc_norm": true',
-    )
+    if version < since:
+        why, remedy = f"SGLang before {since} has no norm before fc", f"SGLang {since} or later"
+    elif loader.fc_norm(case.draft, version):
+        why, remedy = "the slots are fc_norm.0, fc_norm.1 and so on", "rename them to fc_norm.N.weight"
+    else:
+        why, remedy = "config.json has no fc_norm flag", '"fc_norm": true'
+    detail = f"{_listed(tensors)} are skipped: {why}"
+    yield Finding("fc-norm", Verdict.SILENT_GARBAGE, tensors[0].name, detail, remedy)
 
 
 def _input_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:

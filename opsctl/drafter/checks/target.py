@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from opsctl.drafter import loader
 from opsctl.drafter import versions as v
-from opsctl.drafter.case import Case, deepseek_like
+from opsctl.drafter.case import Case, captures_last, deepseek_like
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
@@ -94,9 +94,9 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if draft is None or text is None or not text.integer("num_hidden_layers") or not case.builds(version):
         return
     n, layers, ids = text.layers, case.captured(version), draft.aux_ids
-    recorded = sorted({layer for layer in layers if 0 <= layer < n})
+    recorded = sorted({layer for layer in layers if 0 <= layer < n + captures_last(text, version)})
     count = loader.aux_count(draft, version)
-    if len(recorded) != count:
+    if len(recorded) != count or count * draft.target_hidden == draft.hidden:
         yield _narrow(draft, layers, recorded, count, n)
         return
     if 0 in layers and deepseek_like(text) and version not in v.LAYER_0_CAPTURE:
@@ -154,6 +154,11 @@ def _captured(layers: Sequence[int]) -> Finding:
 def _narrow(draft: Settings, layers: Sequence[int], recorded: Sequence[int], count: int, n: int) -> Finding:
     key = "eagle_config.eagle_aux_hidden_state_layer_ids"
     width = len(recorded) * draft.target_hidden
+    if len(recorded) == count:
+        detail = f"states of {count} layer(s) are {width} wide, which is the hidden size, so fc is skipped"
+        return Finding(
+            "aux-layers", Verdict.SILENT_GARBAGE, key, detail, "train with more aux layers, or with another engine"
+        )
     detail = (
         f"of layers {_list(layers)} the target (layers 0..{n - 1}) records {len(recorded)}, fc"
         f" takes {count}: states are {width}"
