@@ -77,6 +77,8 @@ def entries(file: BinaryIO) -> List[Entry]:
             raise Damaged("lfs-pointer", "a git-lfs pointer, not the weights themselves")
         if first.lstrip()[:1] == b"<":
             raise Damaged("html", "an HTML or XML page saved in place of the weights")
+        file.seek(0)
+        _imports_nothing(file.read(MAX_PICKLE))
         raise Damaged("not-torch", "not a zip archive: a legacy pickle, or no PyTorch file at all")
     try:
         with zipfile.ZipFile(_Bounded(file)) as archive:
@@ -167,6 +169,15 @@ def walk(data: bytes) -> Dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise Damaged("pickle", "%r is not a tensor: not a flat state dict" % name)
     return state
+
+
+def _imports_nothing(data: bytes) -> None:
+    """Raises Damaged where a pickle that is no archive would run code: that is worse than an old format."""
+    try:
+        walk(data)
+    except Damaged as damaged:
+        if damaged.code == "pickle-import":
+            raise
 
 
 class _Machine:

@@ -147,12 +147,16 @@ def _torch(pkl: bytes, **members: bytes) -> bytes:
     return out.getvalue()
 
 
-def test_pickle_is_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: Judge) -> None:
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickle_is_never_executed(
+    archive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: Judge
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = build.specforge()
     folder = made.write(tmp_path / "d")
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(_torch(pickle.dumps({"a": _Payload()}, protocol=2)))
+    raw = pickle.dumps({"a": _Payload()}, protocol=2)
+    (folder / "pytorch_model.bin").write_bytes(_torch(raw) if archive else raw)
     found = judged(folder)
     assert found.exit_code == 12
     assert "posix.mkdir" in found.findings[0].detail

@@ -237,6 +237,17 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
         "embed-tokens-missing",
         always(SG),
     ),
+    "head of a wider target": (
+        lambda m: (
+            m.target.update(hidden_size=64),
+            config(target_hidden_size=64, draft_vocab_size=None)(m),
+            tensor("fc.weight", 48, 192)(m),
+            tensor("embed_tokens.weight", 320, 48)(m),
+            without("lm_head.weight", "d2t", "t2d")(m),
+        ),
+        "borrowed-head",
+        always(RT),
+    ),
     "target_hidden_size null": (config(target_hidden_size=None), "target-hidden-size", always(LE)),
     "tied": (config(tie_word_embeddings=True), "tied-embeddings", always(SG)),
     "no draft_vocab_size": (without("draft_vocab_size"), "draft-vocab-size", always(LE)),

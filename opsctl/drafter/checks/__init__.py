@@ -34,6 +34,7 @@ CHECKS = (
     Check((5, 6, 7), "keys of the class", config.keys, "llama_eagle3.py __init__; EAGLE #214, TensorRT-LLM #6492"),
     Check((3,), "values of the keys", types.types, "transformers configs; llama.py"),
     Check((10,), "head not tied", config.tied, "llama_eagle3.py __init__; AngelSlim #16"),
+    Check((7,), "head of the target's width", config.borrowed, "eagle_worker.py, llama.py set_embed_and_head"),
     Check((20,), "hidden states used", config.aux_switch, "eagle_worker.py"),
     Check((28, 29, 30), "features of the trainer", config.features, "llama_eagle3.py; #24663, #32334"),
     Check((24, 26, 27, 28, 29), "names find a slot", names.names, "llama_eagle3.py load_weights; #24663"),

@@ -143,6 +143,19 @@ def tied(case: Case, version: Version) -> Iterator[Finding]:
     )
 
 
+def borrowed(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 7: a head can only be borrowed by a drafter as wide as the target."""
+    draft = case.draft
+    if draft is None or draft.tied or not (draft.headless and draft.own_embedding) or not case.builds(version):
+        return
+    detail = (
+        f"null borrows the target's head and embedding, {draft.target_hidden} wide, for a drafter {draft.hidden} wide:"
+        " shape error at the first draft step"
+    )
+    remedy = f'add the head and the embedding of training, and "draft_vocab_size": {_head_rows(case)}'
+    yield Finding("borrowed-head", Verdict.RUNTIME_ERROR, "draft_vocab_size", detail, remedy)
+
+
 def aux_switch(case: Case, version: Version) -> Iterator[Finding]:
     """Row 20: hidden states must be used."""
     if case.draft is not None and not case.draft.eagle.get("use_aux_hidden_state", True):
