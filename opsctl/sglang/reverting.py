@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.errors import Conflict
+from opsctl.errors import Conflict, Exit
 from opsctl.sglang import patchset
 from opsctl.sglang.patches import ALL, Patch, Status, eagle3_capture
 from opsctl.sglang.patches.own import EndState
@@ -135,11 +135,10 @@ def revert(
     anew = {path: (standing[path] & known.keys()) - going for path in leaving}
     try:  # patches may build on each other: those that stay come anew on what is left without any
         bare = {p: _back(tree, p, ours[p], _all_steps(ours[p], leaving[p], anew[p]), known) for p in leaving}
-        after = _again(
-            tree, bare, [patch for name, patch in known.items() if any(name in one for one in anew.values())]
-        )
+        kept = frozenset[str]().union(*anew.values())
+        after = _again(tree, bare, [patch for name, patch in known.items() if name in kept])
     except Conflict:
-        after = {p: _back(tree, p, ours[p], _own_steps(ours[p], leaving[p]), known) for p in leaving}
+        after = {p: _apart(tree, p, ours[p], leaving[p], anew[p], known) for p in leaving}
     edits = tuple(FileEdit(path, ours[path].now, data) for path, data in after.items() if data != ours[path].now)
     rest = tree.having({tree.inside(e.path): e.after for e in edits if e.after is not None})
     _demand_gone(rest, names, known)
@@ -155,9 +154,8 @@ def _standing(tree: SourceTree, ours: Ours, known: Mapping[str, Patch]) -> froze
 def _again(tree: SourceTree, bare: Mapping[str, bytes | None], patches: Sequence[Patch]) -> dict[str, bytes | None]:
     """The files once these patches are made on them. Raises Conflict where one does not fit."""
     found = patchset.plan(tree.having({tree.inside(p): d for p, d in bare.items() if d is not None}), patches)
-    for entry in found.report.entries:
-        if entry.status is Status.CONFLICT:
-            raise Conflict(f"{entry.name} does not fit: {entry.reason}", kind="conflict", where=tree.root)
+    if found.report.exit_code is Exit.CONFLICT:
+        raise Conflict("what is to stay does not fit any more", kind="conflict", where=tree.root)
     return {**bare, **{edit.path: edit.after for edit in found.edits if edit.path in bare}}
 
 
@@ -172,13 +170,27 @@ def _all_steps(ours: Ours, leaving: frozenset[str], anew: frozenset[str]) -> Tak
         found.append((step, step.came - (step.stand - leaving - anew)))
         missing = (missing | step.went) - step.came
         if not missing:
-            return found
-    return _own_steps(ours, leaving)
+            break
+    return found
 
 
-def _own_steps(ours: Ours, leaving: frozenset[str]) -> Taking:
-    """The steps of those that leave alone."""
-    return [(step, step.stand & leaving) for step in reversed(ours.steps) if step.stand & leaving]
+def _apart(
+    tree: SourceTree,
+    path: str,
+    ours: Ours,
+    leaving: frozenset[str],
+    staying: frozenset[str],
+    known: Mapping[str, Patch],
+) -> bytes | None:
+    """The file without the lines of the patches that leave, whatever else was done to it."""
+    diffs, patches = leaving - known.keys(), leaving & known.keys()
+    alone = [(step, step.stand & diffs) for step in reversed(ours.steps) if step.stand & diffs]
+    content = _back(tree, path, ours, alone, known)
+    if patches:
+        first = next(step for step in ours.steps if step.stand & patches)
+        both, rest = (_made(tree, path, first.before, names, known) for names in (patches | staying, staying))
+        content = _taken(tree, path, patches, content, FileEdit(path, rest, both))
+    return content
 
 
 def _back(tree: SourceTree, path: str, ours: Ours, taking: Taking, known: Mapping[str, Patch]) -> bytes | None:
@@ -187,40 +199,55 @@ def _back(tree: SourceTree, path: str, ours: Ours, taking: Taking, known: Mappin
     for step, names in taking:
         if step.came and not names:
             continue
-        edit = _made(tree, path, step, names, known)
-        others = few(sorted(step.stand - names))
-        if edit is None and others:
-            raise _refused(tree, path, names, f"it came together with {others}, and which lines are whose is not known")
-        if edit is None or (content != edit.after and None in (content, edit.before, edit.after)):
+        if step.kept and step.came <= names:
+            edit = FileEdit(path, step.before, step.after)
+        elif names and names <= known.keys():
+            edit = FileEdit(path, step.before, _made(tree, path, step.before, names, known))
+        elif others := step.stand - names:
+            raise _refused(tree, path, names, f"it came together with {few(sorted(others))}, and which lines are whose "
+                           "is not known here", f"take {few(sorted(step.stand))} back together")  # fmt: skip
+        else:
             raise _refused(tree, path, names, "the file was changed since")
-        if content == edit.after:
-            content = edit.before
-            continue
-        content = taken_back(content or b"", edit.after or b"", edit.before or b"")
-        if content is None:
-            raise _refused(tree, path, names, "the same lines, or those beside them, were changed since")
+        content = _taken(tree, path, names, content, edit)
     return content
 
 
+def _taken(tree: SourceTree, path: str, names: Collection[str], content: bytes | None, edit: FileEdit) -> bytes | None:
+    """The file with one change of ours taken back. Raises Conflict where that is mixed up with another's."""
+    if content == edit.after:
+        return edit.before
+    if content is None or edit.after is None or edit.before is None:
+        raise _refused(tree, path, names, "the file was changed since")
+    found = taken_back(content, edit.after, edit.before)
+    if found is None:
+        raise _refused(tree, path, names, "the same lines, or those beside them, were changed since")
+    return found
+
+
 def _made(
-    tree: SourceTree, path: str, step: Step, names: frozenset[str], known: Mapping[str, Patch]
-) -> FileEdit | None:
-    """What these patches of a step did to the file; None where that is not known."""
-    if step.kept and step.came <= names:
-        return FileEdit(path, step.before, step.after)
-    if step.before is None or not names <= known.keys():
+    tree: SourceTree, path: str, before: bytes | None, names: Collection[str], known: Mapping[str, Patch]
+) -> bytes | None:
+    """What patches make of a file, None where they do not fit it."""
+    if before is None:
         return None
-    plan = patchset.plan(tree.having({tree.inside(path): step.before}), [p for n, p in known.items() if n in names])
-    return next((edit for edit in plan.edits if edit.path == path), None)
+    found = patchset.plan(tree.having({tree.inside(path): before}), [p for n, p in known.items() if n in names])
+    if found.report.exit_code is Exit.CONFLICT:
+        return None
+    return next((edit.after for edit in found.edits if edit.path == path), before)
 
 
-def _refused(tree: SourceTree, path: str, names: Collection[str], why: str) -> Conflict:
+def _refused(
+    tree: SourceTree,
+    path: str,
+    names: Collection[str],
+    why: str,
+    todo: str = "take these lines out by hand: `git diff` shows them",
+) -> Conflict:
     return Conflict(
         f"{few(sorted(names))} cannot be taken out of {path}: {why}",
         kind="conflict",
         where=tree.root,
-        hint="nothing was touched; take back all that was applied (--revert without a name) and apply what is to stay, "
-        "or take these lines out by hand: `git diff` shows them",
+        hint=f"nothing was touched; {todo}",
     )
 
 

@@ -266,6 +266,15 @@ def test_what_was_edited_in_the_lines_of_a_patch_is_not_overwritten(box: Box, cl
         assert "changed since" in said.out
         assert box.snapshot() == edited
 
+    # Other patches of that file go, though their lines lie among those of others and it is edited all the time.
+    drafter = box.tree / DRAFTER
+    for name, left in (("eagle3-fc-guard", "has_fc"), ("eagle3-d2t-guard", "_check_d2t")):
+        assert left in drafter.read_text()
+        assert cli("patch", "sglang", "--revert", name).code == Exit.DONE
+        assert left not in drafter.read_text()
+        assert "a single layer" in drafter.read_text()
+        drafter.write_text(f"# {name} is gone\n{drafter.read_text()}")
+
 
 def test_a_pin_saves_local_changes_and_revert_brings_them_back(box: Box, cli: Cli) -> None:
     first = box.commit()
