@@ -727,6 +727,20 @@ def test_aux_ids_of_speculators_are_the_layers_they_name(given: list[int], expec
     assert told == expected
 
 
+def test_ids_outside_the_vocabulary_are_told_once(judged: Judge) -> None:
+    made = build.specforge()
+    FAULTS["ids outside the vocabulary"][0](made)
+    assert alarms(judged(made, "0.5.12")) == ["d2t-range"]
+
+
+def test_the_width_that_fc_was_trained_for_is_named(judged: Judge) -> None:
+    made = build.specforge()
+    tensor("fc.weight", 48, 192 + 6)(made)
+    made.target["hidden_size"] = 66
+    remedies = [f.remedy for f in judged(made, "0.5.12").findings if f.check == "fc-width"]
+    assert [remedy.partition(",")[0] for remedy in remedies] == ['"target_hidden_size": 66']
+
+
 @st.composite
 def dimensions(draw: st.DrawFn) -> Dims:
     """Sizes a server could split over 8 GPUs."""

@@ -21,7 +21,7 @@ _EFFECT = {
     Kind.OTHER_RUN: "the table belongs to another run than t2d and the head",
     Kind.NEVER_FILLED: "the mapping was never filled: draft ids are taken for target ids",
     Kind.ARANGE: "the mapping was never filled",
-    Kind.INVALID: "the table is neither offsets nor ids",
+    Kind.INVALID: "SGLang reads it as offsets, and the ids so counted draft a wrong token or none",
 }
 
 
@@ -96,7 +96,7 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
     elif found.sound:
         detail = f"{found.kind.value} ({certain}): {found.proof}; fingerprint {fingerprint(found.served)}"
         yield Finding("d2t-kind", Verdict.NOTE, d2t.name, detail)
-    else:
+    elif found.kind is not Kind.INVALID or found.duplicates or not found.outside:  # else told by the range alone
         remedy = _OWN_D2T
         if found.kind is Kind.ABSOLUTE:
             remedy = f"{case.folder.convert_command}  (turns the ids into offsets)"

@@ -74,6 +74,9 @@ def _remedy(name: str, filled: Filled, s: Settings, loaded: Loaded) -> str:
     if name == "fc" and rows == s.hidden and s.target_hidden and columns % s.target_hidden == 0:
         states = columns // s.target_hidden
         return f"name {states} aux layers in eagle_config; other counts than 3 need SGLang {v.FREE_AUX_COUNT.since}"
+    states = filled.slot.shape[-1] // s.target_hidden if s.target_hidden else 0
+    if name == "fc" and rows == s.hidden and states and columns % states == 0:
+        return f'"target_hidden_size": {columns // states}, if the target it was trained for is so wide'
     if name in ("gate_proj", "up_proj") and columns == s.hidden:
         return f'"intermediate_size": {rows}'
     if name == "down_proj" and rows == s.hidden:
