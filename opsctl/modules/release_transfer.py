@@ -19,6 +19,8 @@ from opsctl.text import duration, size
 if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost
 
+_AGAIN = "run it again: what has arrived is not sent twice"
+
 
 def transfer(
     source: Source,
@@ -85,9 +87,12 @@ def _goes_on() -> Iterator[None]:
     """Say with what went wrong on the host that nothing was for nothing."""
     try:
         yield
-    except (RemoteError, Unreachable) as error:
-        first = "free some space there, then " if isinstance(error, RemoteError) and error.kind == "no-space" else ""
-        error.hint = f"{first}run it again: what has arrived is not sent twice"
+    except RemoteError as error:
+        first = "free some space there" if error.kind == "no-space" else "put that right"
+        error.hint = f"{first}, then {_AGAIN}"
+        raise
+    except Unreachable as error:
+        error.hint = _AGAIN
         raise
 
 
