@@ -10,7 +10,7 @@ from typing import Any
 from opsctl.agent.protocol import AgentError, Call
 from opsctl.drafter.case import Case, Serving, converted_name
 from opsctl.drafter.folder import Folder, Reader, Tensor, here
-from opsctl.drafter.vocab_map import fingerprint
+from opsctl.drafter.vocab_map import Kind, fingerprint
 from opsctl.errors import Conflict, Unreadable, UsageError
 from opsctl.text import one_line, printable
 
@@ -51,6 +51,7 @@ class Comparison:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     coverage: tuple[Coverage, Coverage] | None = field(default=None)
+    doubts: tuple[str, ...] = ()
 
     @property
     def jaccard(self) -> float:
@@ -66,6 +67,7 @@ class Comparison:
             "jaccard": round(self.jaccard, 6),
             "interchangeable": self.interchangeable,
             "why": printable(self.why),
+            "doubts": [printable(doubt) for doubt in self.doubts],
             "fingerprints": list(self.fingerprints),
             "identical_tensors": [printable(name) for name in self.identical],
             "changed_tensors": [printable(name) for name in self.changed],
@@ -88,6 +90,8 @@ class Comparison:
         yield f"b  {one_line(self.b)}  mapping {self.fingerprints[1]}"
         yield ""
         yield f"{'' if self.interchangeable else 'not '}interchangeable: {printable(self.why)}"
+        for doubt in self.doubts:
+            yield f"  ! {printable(doubt)}"
         yield f"  positions that differ  {self.positions_differ} of {self.positions}"
         yield f"  target ids in common   {self.common} of {self.union} (Jaccard {self.jaccard:.3f})"
         yield f"  tensors                {_counts(self)}"
@@ -148,7 +152,7 @@ def compare_folders(
 
     Raises Unreadable when one of them cannot be read.
     """
-    ids_a, ids_b = _ids(a), _ids(b)
+    (ids_a, doubt_a), (ids_b, doubt_b) = _ids(a), _ids(b)
     size = max(len(ids_a), len(ids_b))
     differ = sum(x != y for x, y in zip(ids_a, ids_b, strict=False)) + abs(len(ids_a) - len(ids_b))
     set_a, set_b = set(ids_a), set(ids_b)
@@ -173,6 +177,7 @@ def compare_folders(
         only_a=only_a,
         only_b=only_b,
         coverage=coverage,
+        doubts=tuple(f"{side}: {doubt}" for side, doubt in (("a", doubt_a), ("b", doubt_b)) if doubt),
     )
 
 
@@ -189,8 +194,8 @@ def _why(differ: int, size: int, common: int, vocabularies: Sequence[int]) -> st
     return f"{differ} of {size} rows mean another target id: swapping d2t under an existing lm_head ruins each of them"
 
 
-def _ids(folder: Folder) -> tuple[int, ...]:
-    """The target id of each draft id, as the table means it."""
+def _ids(folder: Folder) -> tuple[tuple[int, ...], str]:
+    """The target id of each draft id, as the table means it, and what is wrong with the table."""
     for container in folder.loaded():
         if container.problem is not None:
             raise Unreadable(container.problem.text, where=f"{folder.path}/{container.file}")
@@ -202,14 +207,19 @@ def _ids(folder: Folder) -> tuple[int, ...]:
         rows = case.draft.draft_vocab or case.draft.vocab
         if not 0 <= rows <= MAX_VOCAB:
             raise Unreadable(f"config.json claims a draft vocabulary of {rows} ids", where=folder.path)
-        return tuple(range(rows))
+        return tuple(range(rows)), ""
     if case.mapping is None:
         raise Unreadable(
             f"d2t is {case.d2t.dtype} {list(case.d2t.shape)}: no mapping that can be compared",
             where=folder.path,
             hint=f"opsctl drafter check {folder.path}",
         )
-    return case.mapping.ids if case.mapping.ids is not None else case.mapping.served
+    found = case.mapping
+    if found.sound or found.kind is Kind.AMBIGUOUS:
+        return found.ids if found.ids is not None else found.served, ""
+    absolute = found.kind is Kind.ABSOLUTE
+    read = "compared as such, but SGLang takes it for offsets" if absolute else "compared as SGLang reads it"
+    return found.ids if found.ids is not None else found.served, f"d2t is {found.kind.value} ({found.proof}); {read}"
 
 
 def _tensors(

@@ -60,7 +60,7 @@ class Converted:
             yield f"  {printable(change)}"
         grave = [f for f in self.result.findings if f.verdict not in (Verdict.OK, Verdict.NOTE)]
         where = f" on SGLang {self.result.versions[-1]}" if self.layout == "sglang" else ""
-        yield f"result: {self.result.verdict.value}{where}"
+        yield f"result: {self.result.verdict.value if grave else 'ok'}{where}"
         for finding in grave:
             yield f"  {finding.verdict.value}  {printable(finding.subject)}: {printable(finding.detail)}"
             if finding.remedy:

@@ -75,6 +75,8 @@ def test_absolute_and_offsets_of_one_mapping_are_the_same(tmp_path: Path) -> Non
     found = compared(tmp_path, with_ids(IDS), with_ids(IDS, absolute=True))
     assert (found.positions_differ, found.interchangeable) == (0, True)
     assert found.changed == ("d2t",)
+    assert ["b: d2t is absolute" in doubt for doubt in found.doubts] == [True]
+    assert any(line.startswith("  ! b: d2t is absolute") for line in found.lines())
 
 
 def test_names_of_layers_do_not_hide_the_same_weights(tmp_path: Path) -> None:
