@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from opsctl.drafter.case import Case, Serving
@@ -28,8 +27,3 @@ def judged(tmp_path: Path) -> Judge:
         return judge(Case(open_folder(str(folder)), target, Serving(**serving)), parse_list(versions))
 
     return run
-
-
-# Examples must not fail because the machine is busy.
-hypothesis.settings.register_profile("drafter", deadline=None)
-hypothesis.settings.load_profile("drafter")

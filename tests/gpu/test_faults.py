@@ -202,7 +202,7 @@ def test_only_the_last_boot_counts() -> None:
 
 
 @given(st.integers(min_value=200, max_value=len(H100) - 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_cut_file_is_never_called_sound(length: int) -> None:
     try:
         found = verdicts(H100[:length])
@@ -215,7 +215,7 @@ def test_a_cut_file_is_never_called_sound(length: int) -> None:
 
 @given(st.integers(min_value=1200, max_value=BRAKED.rindex("    Processes")))
 @example(BRAKED.index("GPU 00000000:3B:00.0"))  # between two GPUs
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_cut_text_is_never_called_sound(length: int) -> None:
     found = verdicts(BRAKED[:length])
     for check in ("gpu.count", "ecc.uncorrected", "ecc.rows", "gpu.leftover", "gpu.temp", "gpu.power"):
@@ -258,7 +258,7 @@ BENIGN = {
 
 
 @given(st.data(), st.text("ABCDEFGHJKLMNPQRSTUVWXYZ 0123456789", min_size=3, max_size=40).filter(str.strip))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_benign_values_never_alarm(data: st.DataObject, name: str) -> None:
     edited = re.sub(r"<product_name>[^<]+", f"<product_name>{name.strip()}", H100)
     for pattern, (low, high) in BENIGN.items():

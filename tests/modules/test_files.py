@@ -61,7 +61,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=TREE, operations=OPERATIONS, again=st.booleans())
 def test_undo_restores_every_byte_mode_link_and_owner(
     tmp_path_factory: pytest.TempPathFactory, tree: Any, operations: Any, again: bool
