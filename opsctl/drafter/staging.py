@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -214,8 +213,8 @@ def _told(path: Path) -> Iterator[None]:
         raise UsageError(error.message, where=str(path), hint=hint) from None
 
 
-def demand_unchanged(source: Source, now: Mapping[str, tuple[int, int, int] | None]) -> None:
-    """Raise UsageError if the files are no longer as they were when it was decided what to stage."""
+def demand_unchanged(source: Source, now: Mapping[str, tuple[int, int, int]]) -> None:
+    """Raise UsageError if the files are no longer those that they were when it was decided what to stage."""
     for name in sorted({*source.stats, *now}):
         if now.get(name) != source.stats.get(name):
             raise UsageError(
@@ -223,18 +222,6 @@ def demand_unchanged(source: Source, now: Mapping[str, tuple[int, int, int] | No
                 where=source.path,
                 hint="run it again when the folder is complete; what has arrived is not sent twice",
             )
-
-
-def stats_now(source: Source) -> dict[str, tuple[int, int, int] | None]:
-    """How the files of a local folder are now; None for one that is gone."""
-    found: dict[str, tuple[int, int, int] | None] = {}
-    for name in source.stats:
-        try:
-            info = os.stat(os.path.join(source.path, name))
-            found[name] = (info.st_size, info.st_mtime_ns, info.st_ino)
-        except OSError:
-            found[name] = None
-    return found
 
 
 class _Reading(Context):

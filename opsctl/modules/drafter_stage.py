@@ -108,7 +108,10 @@ class DrafterStage(Module[DrafterStageArgs]):
         def whole(cancelled: Callable[[], bool]) -> Source:
             return source if source.digest else _read(args, site, cancelled)
 
-        bring = transfer(source, whole, have, where, planned, similar)
+        def again() -> Source:
+            return _local(args, site, outline_source)
+
+        bring = transfer(source, whole, again, have, where, planned, similar)
         return Change(summary, (place,), (undo,), transfer=bring, values=amounts(source, planned))
 
     def result(

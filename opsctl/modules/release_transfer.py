@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.agent.protocol import Call
 from opsctl.drafter.chunks import Copy, Plan, Range
-from opsctl.drafter.staging import Source, demand_unchanged, stats_now
+from opsctl.drafter.staging import Source, demand_unchanged
 from opsctl.errors import RemoteError, Unreachable
 from opsctl.modules.contract import Host, Progress
 from opsctl.text import duration, size
@@ -25,6 +25,7 @@ _AGAIN = "run it again: what has arrived is not sent twice"
 def transfer(
     source: Source,
     whole: Callable[[Callable[[], bool]], Source],
+    again: Callable[[], Source],
     have: Sequence[Mapping[str, Any]],
     where: Mapping[str, Any],
     planned: Plan,
@@ -34,6 +35,7 @@ def transfer(
 
     Args:
         whole: gives the source with its digests, until it is cancelled.
+        again: looks at the source once more.
         similar: digests of blocks, to plan anew with what an interrupted run has left; None if there was none.
     """
 
@@ -69,7 +71,7 @@ def transfer(
 
                 if parts:
                     sending.send(made["partial"], parts, on_bytes)
-                    demand_unchanged(source, stats_now(source))
+                    demand_unchanged(source, again().stats)
                 for pending in copying:
                     pending.wait()
         return amounts(source, plan)

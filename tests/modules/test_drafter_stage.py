@@ -16,6 +16,7 @@ import pytest
 from opsctl import modules
 from opsctl.agent.chunking import BLOCK
 from opsctl.agent.protocol import Call, Reply
+from opsctl.drafter.staging import read_source
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module
 from opsctl.remote import journal
@@ -253,6 +254,20 @@ def test_a_source_that_changes_meanwhile_is_an_error_and_not_a_release(staging: 
 
     with pytest.raises(UsageError, match=r"config\.json was changed while it was being staged"):
         staging.run(change, path=str(source))
+    assert staging.releases == []
+
+
+def test_a_file_that_comes_while_the_others_are_sent_is_an_error_and_not_a_release(
+    staging: Staging, tmp_path: Path
+) -> None:
+    source = drafter(tmp_path / "source")
+    read_source(source)  # it is remembered, and not read again while it is sent
+
+    def add(text: str) -> None:
+        (source / "new.json").write_text("{}")
+
+    with pytest.raises(UsageError, match=r"new\.json was changed while it was being staged"):
+        staging.run(add, path=str(source))
     assert staging.releases == []
 
 
