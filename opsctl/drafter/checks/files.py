@@ -186,7 +186,11 @@ def _auto_map(case: Case, given: object) -> Iterator[Finding]:
         yield Finding("auto-map", Verdict.LOAD_ERROR, "auto_map", detail, remedy)
         return
     module, _, name = str(given.get("AutoConfig", "")).rpartition(".")
-    if not name or "--" in module or any(file.name == f"{module}.py" for file in case.folder.files):
+    if not name or any(file.name == f"{module}.py" for file in case.folder.files):
+        return
+    if "--" in module:
+        detail = f"names code of {module.partition('--')[0][:80]}: with --trust-remote-code it is fetched and run"
+        yield Finding("auto-map", Verdict.NOTE, "auto_map", detail, remedy)
         return
     # A target with code of its own needs --trust-remote-code, and that holds for the drafter too.
     trusted = case.target is not None and bool(case.target.raw.get("auto_map"))
