@@ -108,10 +108,10 @@ class DrafterStage(Module[DrafterStageArgs]):
         def whole(cancelled: Callable[[], bool]) -> Source:
             return source if source.digest else _read(args, site, cancelled)
 
-        def again() -> Source:
+        def looked_at_again() -> Source:
             return _local(args, site, outline_source)
 
-        bring = transfer(source, whole, again, have, where, planned, similar)
+        bring = transfer(source, whole, looked_at_again, have, where, planned, similar)
         return Change(summary, (place,), (undo,), transfer=bring, values=amounts(source, planned))
 
     def result(

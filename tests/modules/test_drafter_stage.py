@@ -298,7 +298,8 @@ def test_much_travels_over_connections_of_their_own_where_ssh_is_there(
     before = sshd.log.read_text().count("Accepted publickey")
     result = staging.run(path=str(source))
     assert contents(result["release"]) == contents(source)
-    assert sshd.log.read_text().count("Accepted publickey") - before == (0 if how == "channels alone" else 2)
+    connections = sshd.log.read_text().count("Accepted publickey") - before
+    assert connections == 0 if how == "channels alone" else connections >= 2  # more to one that answers late
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"digest": "x", "files": {"a": {"stat": [1], "chunks": [[0, "1"]]}}}'])
