@@ -23,7 +23,8 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
     The diffs lie one after the other in the body, `sizes` bytes each. The tree and its index are left alone. A
     three-way merge needs a git checkout.
     Result: {diffs: [{applies, already, message, paths: of the files it names}], changes: [{path,
-    before: sha256 | None, mode: of the new file, old: size | None, new: size | None}]}. Body: old and new contents of each change, zlib.
+    before: sha256 | None, mode: of the new file, old: size | None, new: size | None}]}.
+    Body: old and new contents of each change, zlib.
     """
     root = os.path.realpath(os.path.expanduser(root))
     scratch = tempfile.mkdtemp(prefix="opsctl-diff-")
