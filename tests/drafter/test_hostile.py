@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opsctl.agent import torchfile
@@ -360,6 +360,49 @@ def test_senseless_settings_give_an_answer(values: dict[str, object], judged: Ju
     made = build.specforge()
     made.config |= values
     assert judged(made).exit_code in (10, 11)
+
+
+SECTIONS = (
+    "eagle_config", "rope_scaling", "rope_parameters", "quantization_config", "text_config", "speculators_config",
+    "transformer_layer_config", "verifier", "quantization", "auto_map",
+)  # fmt: skip
+KEYS = sorted({
+    *SECTIONS, *build.specforge().config, *build.speculators().config, *build.mla().config, *build.specforge().target,
+    "dtype", "torch_dtype", "rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings",
+    "partial_rotary_factor", "layer_types", "head_dim", "hidden_act", "eos_token_id", "mlp_bias", "bias", "fc_norm",
+    "num_aux_hidden_states", "target_hidden_size", "norm_before_fc", "norm_output", "quant_method", "quant_algo",
+    "weight_block_size", "activation_scheme", "max_sequence_length", "eagle_aux_hidden_state_layer_ids",
+    "use_aux_hidden_state", "AutoConfig", "architectures", "name_or_path",
+})  # fmt: skip
+# Beside any text and number: what the checks look for, so that they look further.
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(10**18), 10**18), st.floats(), st.text(max_size=8),
+    st.sampled_from([0, 1, "yarn", "llama3", "longrope", "fp8", "modelopt", "NVFP4", "llama", "kimi_k2", "bfloat16"]),
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    make=st.sampled_from([build.specforge, build.mla, build.speculators]),
+    where=st.sampled_from([None, None, *SECTIONS]),
+    key=st.sampled_from(KEYS),
+    value=VALUES,
+)
+def test_any_value_at_any_key_gives_an_answer(
+    make: Callable[[], build.Drafter], where: str | None, key: str, value: object, judged: Judge
+) -> None:
+    """In the drafter's config, at the top or in a section, and in the target's."""
+    made = make()
+    for raw in (made.config, made.target):
+        section = raw.setdefault(where, {}) if where else raw
+        if isinstance(section, dict):
+            section[key] = value
+    assert json.dumps(judged(made).as_json())
 
 
 def test_sparse_drafter_of_two_gigabytes_costs_half_a_megabyte(tmp_path: Path, judged: Judge) -> None:

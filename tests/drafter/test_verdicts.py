@@ -414,6 +414,8 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
     "quantization_config null": (config(quantization_config=None), "config-types", "load-error ok ok"),
     "another activation": (config(hidden_act="gelu"), "config-types", always(LE)),
     "dtype as torch prints it": (config(torch_dtype="torch.bfloat16"), "config-types", always(LE)),
+    "dtype as a list": (config(torch_dtype=["bfloat16"]), "config-types", always(LE)),
+    "dtype as an object": (config(dtype={"": "bfloat16"}), "config-types", always(LE)),
     "kimi_k2 config": (config(model_type="kimi_k2"), "config-readable", "load-error ok ok"),
     "trainer's model_type": (config(model_type="eagle3"), "config-readable", always(LE)),
     "class of the target's MTP layer": (

@@ -61,8 +61,8 @@ def types(case: Case, version: Version) -> Iterator[Finding]:
     if version in v.STRICT_CONFIG:
         yield from _related(draft)
     named = draft.raw.get("dtype", draft.raw.get("torch_dtype"))
-    if named is not None and named not in _TORCH_NAMES:
-        detail = f"{named!r:.40}: torch has no such type of floats, AttributeError"
+    if named is not None and not (isinstance(named, str) and named in _TORCH_NAMES):
+        detail = f"{named!r:.40}: torch has no such type of floats, the start fails"
         remedy = 'name it as "bfloat16"'
         yield Finding("config-types", Verdict.LOAD_ERROR, "torch_dtype", detail, remedy)
     if version not in v.TRANSFORMERS_5 and draft.raw.get("quantization_config", {}) is None:
