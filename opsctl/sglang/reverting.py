@@ -81,8 +81,11 @@ def received(reply: Reply) -> dict[str, Ours]:
     last: dict[str, str | None] = {}
     for step in told["steps"]:
         about = step["about"]
+        names = about["patches"]
+        if isinstance(names, list):  # an older journal does not tell which of them changed which file
+            names = dict.fromkeys(step["files"], names)
         for path, (before, after) in step["files"].items():
-            came, earlier = frozenset(about["patches"].get(path, ())), steps.get(path, [])
+            came, earlier = frozenset(names.get(path, ())), steps.get(path, [])
             went = frozenset(name for one in earlier for name in one.came).intersection(about["reverted"])
             # One that comes anew had gone in between.
             earlier = [replace(one, stand=one.stand - came - went) for one in earlier]

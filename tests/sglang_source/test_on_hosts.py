@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from opsctl.agent.patching import RECORD
 from opsctl.agent.protocol import Call
 from opsctl.cli.main import run
 from opsctl.errors import Exit
@@ -163,6 +164,20 @@ def test_one_patch_goes_and_the_others_stay(box: Box, cli: Cli) -> None:
     assert changed(before, box.snapshot()) == {KIMI}
     assert cli("patch", "sglang", "--revert", "eagle3-loader-names").code == Exit.DONE  # it is gone
     assert changed(before, box.snapshot()) == {KIMI}
+    assert cli("patch", "sglang", "--revert").code == Exit.DONE
+    assert box.snapshot() == before
+
+
+def test_a_journal_that_names_no_patches_by_file_is_gone_back_by(box: Box, cli: Cli) -> None:
+    """As it was written before each file was recorded with its own; there is no git to ask."""
+    before = box.snapshot()
+    assert cli("patch", "sglang", "kimi-k25-eagle3", "eagle3-loader-names").code == Exit.DONE
+    (record,) = (box.folder / "state").rglob(f"{RECORD}.json")
+    kept = json.loads(record.read_text())
+    kept["patches"] = sorted({name for names in kept["patches"].values() for name in names})
+    record.write_text(json.dumps(kept))
+    said = cli("patch", "sglang", "--revert", "eagle3-loader-names")
+    assert (said.code, changed(before, box.snapshot())) == (Exit.DONE, {KIMI}), said.out + said.err
     assert cli("patch", "sglang", "--revert").code == Exit.DONE
     assert box.snapshot() == before
 
