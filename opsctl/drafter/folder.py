@@ -81,6 +81,7 @@ class Folder:
     digest: str
     duplicate_keys: tuple[str, ...] = field(default=())
     raw_quantization: Mapping[str, Any] | None = None
+    quantization_problem: Problem | None = None
     follow_links: bool = False
     there: bool = False  # on a host, not on this machine
 
@@ -151,7 +152,7 @@ def open_folder(
     containers = tuple(_container(raw, path) for raw in result["containers"])
     raw_config, config_problem, repeated = _object(result["config"])
     raw_index, index_problem, _ = _object(result["index"], strict=True)
-    raw_quantization, _, _ = _object(result["quantization"])
+    raw_quantization, quantization_problem, _ = _object(result["quantization"])
     weight_map = None
     if raw_index is not None:
         weight_map, index_problem = _weight_map(raw_index)
@@ -168,6 +169,7 @@ def open_folder(
         digest=f"quick-sha256:{result['digest']}",
         duplicate_keys=repeated,
         raw_quantization=raw_quantization,
+        quantization_problem=quantization_problem if result["quantization"]["present"] else None,
         follow_links=follow_links,
         there=there,
     )

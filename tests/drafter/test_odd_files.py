@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from opsctl.agent.protocol import Call, Reply
 from opsctl.agent.safetensors import header_length
 from opsctl.drafter.folder import here, open_folder, read_config
 from opsctl.drafter.judge import Judgement
+from opsctl.drafter.verdict import Verdict
 from opsctl.errors import RemoteError
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
@@ -121,11 +124,45 @@ def test_the_quantisation_file_of_modelopt_counts(
     )
 
 
+def link_out(path: Path) -> None:
+    (path.parent.parent / "elsewhere").write_text("{}")
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (lambda path: path.write_text('{"quantization": {"quant_al'), "not JSON"),
+        (lambda path: path.write_text("[]"), "not a JSON object"),
+        (lambda path: path.write_bytes(b"\xff"), "not UTF-8"),
+        (os.mkfifo, "pipe"),
+        (link_out, "leaves the folder"),
+    ],
+    ids=["cut off", "a list", "bytes", "a pipe", "a link out"],
+)
+def test_a_quantisation_file_that_cannot_be_read(
+    put: Callable[[Path], object], said: str, tmp_path: Path, judged: Judge
+) -> None:
+    """SGLang opens it unasked and gives in to no error (model_config.py), but only where config.json is silent."""
+    made = build.specforge()
+    folder = made.write(tmp_path / "d")
+    put(folder / "hf_quant_config.json")
+    for quantization in (None, "unquant"):
+        found = judged(folder, draft_quantization=quantization)
+        assert words(found) == {"load-error"}
+        (told,) = (f for f in found.findings if f.verdict is Verdict.LOAD_ERROR)
+        assert (told.check, told.subject) == ("quantization", "hf_quant_config.json")
+        assert said in told.detail
+    made.config["compression_config"] = {"quant_method": "compressed-tensors"}
+    (folder / "config.json").write_text(json.dumps(made.config))
+    assert words(judged(folder)) == {"ok"}
+
+
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 PAGE = "\n<!DOCTYPE html><html>404</html>"
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "hf_quant_config.json"])
 @pytest.mark.parametrize(
     ("text", "said", "remedy"), [(LFS, "git-lfs pointer", "git lfs pull"), (PAGE, "HTML", "again")]
 )

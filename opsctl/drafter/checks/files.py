@@ -15,7 +15,7 @@ from opsctl.drafter.versions import Version
 # Of a config that cannot be used, these are the file's fault and not its text's: nothing of it was read.
 _NOT_READ = frozenset({"symlink", "not-a-file", "changed", "size", "unreadable"})
 
-_REMEDY = {
+REMEDY = {
     "lfs-pointer": "fetch the file itself: git lfs pull, or download it again",
     "html": "download the file again; the address answered with a page (login, error) instead of the file",
     "truncated": "copy the file again; the transfer was cut",
@@ -42,7 +42,7 @@ def refused(folder: Folder) -> list[Finding]:
 
 
 def _refusal(check: str, subject: str, problem: Problem) -> Finding:
-    remedy = _REMEDY.get(problem.code, "do not serve this file; get it again from its source")
+    remedy = REMEDY.get(problem.code, "do not serve this file; get it again from its source")
     return Finding(check, Verdict.LOAD_ERROR, subject, problem.text, remedy)
 
 
@@ -135,7 +135,7 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
     if folder.raw_config is None:
         problem = folder.config_problem or Problem("missing", "missing")
         why = problem.text
-        remedy = _REMEDY.get(problem.code, "correct config.json; it must be one JSON object")
+        remedy = REMEDY.get(problem.code, "correct config.json; it must be one JSON object")
         if any(file.name == "adapter_config.json" for file in folder.files):
             why, remedy = f"{why}; with adapter_config.json this is a LoRA adapter", "name the folder of a draft model"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", why, remedy)

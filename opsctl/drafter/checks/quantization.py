@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from opsctl.drafter.case import Case
+from opsctl.drafter.checks.files import REMEDY
 from opsctl.drafter.folder import QUANTIZATION
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
@@ -32,12 +33,20 @@ def quantization(case: Case, version: Version) -> Iterator[Finding]:
         detail = "the target is quantised; started with --quantization, the drafter would inherit it"
         remedy = "--speculative-draft-model-quantization unquant"
         yield Finding("quantization", Verdict.NOTE, "--quantization", detail, remedy)
-    if not case.builds(version) or case.serving.draft_quantization == "unquant":
+    if not case.builds(version):
         return
     given = draft.raw.get("quantization_config")
+    by_file = given is None and draft.raw.get("compression_config") is None
+    problem = case.folder.quantization_problem
+    if by_file and problem is not None:
+        detail = f"{problem.text}; the server reads this file at start, as config.json says nothing of quantisation"
+        remedy = REMEDY.get(problem.code, f"remove {QUANTIZATION} if the drafter is not quantised, or get it again")
+        yield Finding("quantization", Verdict.LOAD_ERROR, QUANTIZATION, detail, remedy)
+    if case.serving.draft_quantization == "unquant":
+        return
     if given is not None:
         yield _claimed(case, "quantization_config", given, _REMOVE)
-    elif _algorithm(case.folder.raw_quantization):
+    elif by_file and _algorithm(case.folder.raw_quantization):
         yield _claimed(case, QUANTIZATION, case.folder.raw_quantization, f"remove {QUANTIZATION}")
 
 
