@@ -6,6 +6,7 @@ ends the walk with an error.
 
 from __future__ import annotations
 
+import io
 import pickletools
 import struct
 import zipfile
@@ -16,6 +17,7 @@ from opsctl.agent.safetensors import BITS, MAX_RANK, MAX_TENSORS, Damaged, Entry
 MAX_PICKLE = 1 << 20
 MAX_OPCODES = 100 * MAX_TENSORS
 MAX_READ = 1 << 20  # largest single read zipfile may make: bounds the central directory
+_LEGACY_PICKLES = 5  # what torch.save wrote one after the other: magic number, version, system, state, keys
 
 STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
@@ -152,12 +154,7 @@ def _entry(file: BinaryIO, info: Optional[zipfile.ZipInfo], name: str, tensor: T
 
 def walk(data: bytes) -> Dict[str, Tensor]:
     """Tensors of a pickled flat state dict, from its opcodes alone. Raises Damaged."""
-    try:
-        state = _Machine().run(data)
-    except Damaged:
-        raise
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, UnicodeDecodeError) as error:
-        raise Damaged("pickle", "damaged pickle: %s" % error) from None
+    state = _value(io.BytesIO(data))
     if not isinstance(state, dict):
         raise Damaged("pickle", "not a state dict")
     if len(state) > MAX_TENSORS:
@@ -171,10 +168,22 @@ def walk(data: bytes) -> Dict[str, Tensor]:
     return state
 
 
-def _imports_nothing(data: bytes) -> None:
-    """Raises Damaged where a pickle that is no archive would run code: that is worse than an old format."""
+def _value(file: BinaryIO) -> Any:
+    """What the pickle at this place of a file stands for; the place is then its end. Raises Damaged."""
     try:
-        walk(data)
+        return _Machine().run(file)
+    except Damaged:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, UnicodeDecodeError) as error:
+        raise Damaged("pickle", "damaged pickle: %s" % error) from None
+
+
+def _imports_nothing(data: bytes) -> None:
+    """Raises Damaged where pickles that are no archive would run code: that is worse than an old format."""
+    file = io.BytesIO(data)
+    try:
+        for _ in range(_LEGACY_PICKLES):
+            _value(file)
     except Damaged as damaged:
         if damaged.code == "pickle-import":
             raise
@@ -188,8 +197,8 @@ class _Machine:
         self.marks: List[int] = []
         self.memo: Dict[int, Any] = {}
 
-    def run(self, data: bytes) -> Any:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+    def run(self, file: BinaryIO) -> Any:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             if count > MAX_OPCODES:
                 raise Damaged("count", "over %d opcodes" % MAX_OPCODES)
             name = opcode.name
@@ -271,7 +280,7 @@ class _Machine:
         self.stack.pop()
 
     def op_binpersid(self, _: Any) -> None:
-        kind, storage, key, _, count = self.stack.pop()
+        kind, storage, key, _, count = self.stack.pop()[:5]  # a legacy file has a sixth: what it is a view of
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in STORAGES:
             raise Damaged("pickle", "a persistent object that is no tensor storage")
         if not isinstance(key, str) or not key.isalnum():

@@ -147,16 +147,24 @@ def _torch(pkl: bytes, **members: bytes) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("archive", [True, False])
+def _legacy(state: bytes) -> bytes:
+    """As torch.save wrote it before it wrote archives: pickles one after the other. A tensor comes before `state`."""
+    head = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {"int": 4}})
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x007X\x03\x00\x00\x00cpuK\x01NtQ"
+    weight = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00K\x01\x85K\x01\x85\x89NtR"
+    return b"".join(pickle.dumps(one, protocol=2) for one in head) + b"\x80\x02" + weight + state[2:]
+
+
+@pytest.mark.parametrize("wrapped", [_torch, bytes, _legacy], ids=["archive", "bare", "legacy"])
 def test_pickle_is_never_executed(
-    archive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: Judge
+    wrapped: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judged: Judge
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = build.specforge()
     folder = made.write(tmp_path / "d")
     (folder / "model.safetensors").unlink()
     raw = pickle.dumps({"a": _Payload()}, protocol=2)
-    (folder / "pytorch_model.bin").write_bytes(_torch(raw) if archive else raw)
+    (folder / "pytorch_model.bin").write_bytes(wrapped(raw))
     found = judged(folder)
     assert found.exit_code == 12
     assert "posix.mkdir" in found.findings[0].detail
