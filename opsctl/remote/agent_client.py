@@ -23,7 +23,8 @@ from opsctl.text import one_line
 
 OnProgress = Callable[[Any, bytes], None]
 PING_AFTER = 15.0  # seconds of silence after which a waiting controller asks whether the agent is there
-LOST_AFTER = 45.0  # seconds of silence, of its connection too, after which it is taken for lost
+LOST_AFTER = 45.0  # seconds of silence after which it is taken for lost
+BEHIND = 4  # times as long may an answer be behind megabytes on their way, while its connection gives signs of life
 
 
 @dataclass(eq=False)
@@ -244,10 +245,12 @@ class AgentClient:
             self._end_lost(f"{error}")
 
     def _check_silence(self) -> None:
-        silent = time.monotonic() - max(self._heard, self._stream.heard())
+        now = time.monotonic()
+        quiet = now - self._heard
+        silent = quiet if quiet > BEHIND * LOST_AFTER else now - max(self._heard, self._stream.heard())
         if silent > LOST_AFTER:
             self._end_lost(f"no sign of life for {silent:.0f} s")
-        elif silent > PING_AFTER:
+        elif quiet > PING_AFTER:
             self.beat()
 
     def _hand_out(self) -> None:

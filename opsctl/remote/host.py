@@ -183,6 +183,16 @@ class RemoteHost:
             raise raised from error
         return AgentClient(stream, self.name, user=user)
 
+    @property
+    def stuck(self) -> float:
+        """Seconds for which the connection has taken nothing of what is to be written; 0.0 where nothing is."""
+        return self._link.transport.stuck if self._link else 0.0
+
+    def break_off(self) -> None:
+        """End a connection that is stuck; it is still to be closed."""
+        if self._link:
+            self._link.break_off()
+
     def close(self) -> None:
         """End the agents (they kill what they started and release their locks) and the connection."""
         for agent in list(self._agents.values()):

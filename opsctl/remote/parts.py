@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 from opsctl.agent.chunking import BLOCK
 from opsctl.agent.protocol import Call
 from opsctl.errors import Unreachable
+from opsctl.remote import agent_client
 from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.bulk import FAR
 from opsctl.remote.host import RemoteHost
@@ -32,6 +33,7 @@ STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection 
 APART, APART_FAR = 2, 4
 SESSIONS_FAR = 2  # of each
 WATCH = 5.0  # seconds between two looks whether the host is still there
+GOODBYE = 5.0  # seconds without progress in writing after which a connection that is to end is broken off
 TICK = 1.0  # seconds after which the progress is told again though nothing has arrived: whoever is told may stop us
 
 
@@ -108,14 +110,7 @@ class Sending:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._given.set()
-        with self._changed:
-            self._over.set()
-            agents = list(self._agents)
-        for agent in agents:
-            agent.abandon()
-        for thread in self._threads:
-            thread.join()
+        self._end()
 
     def send(self, folder: str, parts: Iterable[Part], on_bytes: Callable[[int], None] = lambda sent: None) -> None:
         """Write the parts into files of the host's folder. Raises Unreachable, RemoteError, UsageError."""
@@ -127,16 +122,39 @@ class Sending:
         for _ in range(min(channels, len(self._todo))):
             self._begin(self._threads, self._channel)
         threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            self._wait()
+            if self._sent < self._wanted and not self._failed:  # none opened (MaxSessions 1), or all broke
+                self._begin(self._threads, self._ours)
+                self._wait()
+            if self._failed:
+                raise self._failed[0]
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        """End the streams, and our connection with them if one of them is stuck in writing to it."""
+        self._given.set()
+        with self._changed:
+            self._over.set()
+            agents = list(self._agents)
+        for agent in agents:
+            agent.abandon()
+        while waiting := [thread for thread in self._threads if thread.is_alive()]:
+            if self._host.stuck > GOODBYE:
+                self._host.break_off()
+            waiting[0].join(TICK)
+
+    def _wait(self) -> None:
+        """Until the streams have brought all there is, or will bring no more. Raises Unreachable."""
         while not self._ended_soon():
             self._count(0)
-        if self._sent < self._wanted and not self._failed:  # none opened (MaxSessions 1), or all broke
-            self._host.call(Call("arrival.nothing"))  # if our own connection is lost too, a load would be long in it
-            self._send(self._host.agent())
-        if self._failed:
-            raise self._failed[0]
+            if (seconds := self._host.stuck) > agent_client.LOST_AFTER:
+                raise Unreachable(f"the connection has taken nothing for {seconds:.0f} s", where=self._host.name)
 
     def _ended_soon(self) -> bool:
-        """Wait a moment. Whether the streams have brought all there is, or will bring no more."""
+        """Wait a moment. Whether there is nothing more to wait for."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self._failed) or self._sent >= self._wanted or not self._streams, TICK
@@ -160,10 +178,12 @@ class Sending:
         """Have one more stream: each opens on its own, side by side, as that takes round trips."""
 
         def run() -> None:
-            work()
-            with self._changed:
-                self._streams -= 1
-                self._changed.notify_all()
+            try:
+                work()
+            finally:
+                with self._changed:
+                    self._streams -= 1
+                    self._changed.notify_all()
 
         with self._changed:
             self._streams += 1
@@ -199,20 +219,26 @@ class Sending:
         sessions: Sequence[threading.Thread] = (),
     ) -> None:
         """Send over an agent until there is `enough`; `sessions` need its connection."""
+        agent = None
         try:
             agent = self._opened(start)
-            try:
-                works(agent)
-                self._send(agent, enough)
-            except Unreachable:
+            works(agent)
+            self._send(agent, enough)
+        except Unreachable:  # fewer streams do as well; what this one has not brought over is for others to send
+            if agent:
                 agent.abandon()
-                raise
-            finally:
-                for thread in sessions:
-                    thread.join()
-                agent.close()
-        except Unreachable:
-            pass  # fewer streams do as well; what this one has not brought over is for others to send
+        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
+            self._fail(error)
+        for thread in sessions:
+            thread.join()
+        if agent:
+            agent.close()
+
+    def _ours(self) -> None:
+        """Send over the agent there is, which is not closed."""
+        try:
+            self._host.call(Call("arrival.nothing"))  # if our own connection is lost too, a load would be long in it
+            self._send(self._host.agent())
         except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
             self._fail(error)
 

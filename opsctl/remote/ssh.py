@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -27,6 +28,7 @@ Socket = socket.socket | paramiko.Channel
 KEEPALIVE = 15  # seconds
 _CHUNK = 1 << 18
 _LOOK = 0.25  # seconds between looks at standard error while nothing comes on standard output
+_STUCK = 1.0  # seconds without progress in writing after which what need not be said is not
 
 # Ciphers that modern processors do in hardware first; the rest in paramiko's own order.
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
@@ -88,7 +90,7 @@ class Link:
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
-        return SshStream(channel, lambda: transport.heard)
+        return SshStream(channel, transport)
 
     def openssh(self, name: str) -> str | None:
         """A shell command that connects once more, as openssh.command gives it."""
@@ -96,8 +98,17 @@ class Link:
 
         if self._identity is None or self.host_key is None:
             return None
-        self._scratch = self._scratch or Scratch()
+        try:
+            self._scratch = self._scratch or Scratch()
+        except OSError:  # no room, or nowhere to write: our own connection has to do
+            return None
         return openssh.command(self._hops, self.host_key, self._identity, self._scratch.path, name)
+
+    def break_off(self) -> None:
+        """Close the sockets below it, which waits for nobody: whoever writes or reads is told that it has ended."""
+        for transport in self._transports:  # the outermost first: the others would write to it
+            with contextlib.suppress(OSError, EOFError):
+                transport.packetizer.close()
 
     def close(self) -> None:
         if self._scratch:
@@ -116,8 +127,8 @@ class Link:
 class SshStream:
     """A command on a channel, as a Stream."""
 
-    def __init__(self, channel: paramiko.Channel, heard: Callable[[], float]) -> None:
-        self._channel, self._heard, self._tail = channel, heard, Tail()
+    def __init__(self, channel: paramiko.Channel, transport: Transport) -> None:
+        self._channel, self._transport, self._tail = channel, transport, Tail()
 
     def send(self, data: bytes, timeout: float) -> None:
         self._channel.settimeout(timeout)
@@ -144,10 +155,10 @@ class SshStream:
                 self.stderr()  # it shares the window with standard output: never let it fill up
 
     def heard(self) -> float:
-        return self._heard()
+        return self._transport.heard
 
     def can_send(self) -> bool:
-        return self._channel.send_ready()
+        return self._channel.send_ready() and self._transport.stuck < _STUCK
 
     def stderr(self) -> str:
         while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(1 << 16)):
@@ -165,7 +176,8 @@ class SshStream:
             self._channel.shutdown_write()
 
     def abandon(self) -> None:
-        self.close()
+        # It is closed at once; only the word of it to the server waits for whoever writes.
+        threading.Thread(target=self.close, daemon=True).start()
 
     def close(self) -> None:
         with contextlib.suppress(OSError, EOFError):

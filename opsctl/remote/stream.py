@@ -49,7 +49,7 @@ class Stream(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Break it off without a goodbye: whoever waits to write or to read is told so. Waits for nothing."""
+        """Break it off: whoever waits to write or to read is told so. Waits for nothing."""
         ...
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ class Transport(paramiko.Transport):
     Attributes:
         wants_session: whether a session is going to be opened after the login.
         heard: when the server last sent anything, by the monotonic clock.
+        stuck: seconds for which nothing could be written of what is to be; 0.0 where nothing is.
     """
 
     wants_session = False
@@ -42,13 +43,32 @@ class Transport(paramiko.Transport):
         super().__init__(*args, **options)
         self._new_keys = threading.Event()
         self.heard = time.monotonic()
-        self._read = self.packetizer.read_message
+        self._read, self._write = self.packetizer.read_message, self.packetizer.send_message
         self.packetizer.read_message = self._heard_message  # type: ignore[method-assign]
+        self.packetizer.send_message = self._counted_message  # type: ignore[method-assign]
+        self._counting = threading.Lock()
+        self._writers, self._wrote = 0, 0.0  # who write or wait to, and when one of them last began or came through
 
     def _heard_message(self) -> Any:
         message = self._read()
         self.heard = time.monotonic()
         return message
+
+    def _counted_message(self, data: Any) -> None:
+        with self._counting:
+            self._wrote = self._wrote if self._writers else time.monotonic()
+            self._writers += 1
+        try:
+            self._write(data)
+        finally:
+            with self._counting:
+                self._writers -= 1
+                self._wrote = time.monotonic()
+
+    @property
+    def stuck(self) -> float:
+        with self._counting:
+            return time.monotonic() - self._wrote if self._writers else 0.0
 
     def _activate_outbound(self) -> None:
         super()._activate_outbound()  # type: ignore[misc]

@@ -140,6 +140,33 @@ def test_signals_one_after_the_other_keep_nobody_from_cleaning_up(
     eventually(lambda: not alive(pid))
 
 
+def test_an_agent_that_stops_is_noticed_though_others_speak_on_its_connection(
+    host: RemoteHost, agent_pid: Callable[[RemoteHost], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, other = agent_pid(host), host.further_agent()
+    other.send([shell("true")])[0].wait()
+    os.kill(agent, signal.SIGSTOP)
+    [pending] = host.send([shell("true")])
+    monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+    monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
+    over = threading.Event()
+
+    def speak() -> None:
+        while not over.wait(0.1):
+            other.send([shell("true")])[0].wait()
+
+    speaking = threading.Thread(target=speak)
+    speaking.start()
+    try:
+        with pytest.raises(Unreachable, match="no sign of life"):
+            pending.wait(60)
+    finally:
+        over.set()
+        speaking.join()
+        other.close()
+        os.kill(agent, signal.SIGCONT)
+
+
 def test_a_lost_connection_is_told_to_everybody_who_waits(make_host: MakeHost, sshd: Sshd) -> None:
     host = make_host()
     host.call(shell("true"))
