@@ -29,8 +29,9 @@ def look(
     {top: the folder of all releases of this name, there: as of releases.there,
     have: [{path, files: {name: [chunk]}}], but none where the release `digest` is there already,
     damaged: [path of a release that does not say what it holds],
-    partial: bytes, noted: whether it is known what of it has arrived without reading it,
-    arrived: [name, start, end] of that, free: bytes,
+    partial: bytes, foreign: its path if it was begun for other files, else "",
+    noted: whether it is known what of it has arrived without reading it, arrived: [name, start, end] of that,
+    free: bytes,
     source: as of stagesource.read or None}
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
@@ -56,6 +57,7 @@ def look(
         "have": have,
         "damaged": damaged,
         "partial": _allocated(partial),
+        "foreign": partial if partial != releases.partial(top, key) else "",
         "noted": noted,
         "arrived": _arrived(partial) if noted else [],
         "free": _free(top),

@@ -81,12 +81,12 @@ class DrafterStage(Module[DrafterStageArgs]):
         have = _have(found, source)
         planned = source.plan(have, seen[0].body, found["arrived"])
         arrived = sum(end - start for _, start, end in found["arrived"])
-        needed = planned.written + arrived - found["partial"]
+        needed = planned.written + arrived - (0 if found["foreign"] else found["partial"])
         if needed + RESERVE > found["free"]:
-            raise TaskFailed(
-                f"{found['top']}: {size(needed)} are needed, {size(found['free'])} are free",
-                hint="remove releases that are not in service, or keep fewer (keep)",
-            )
+            hint = "remove releases that are not in service, or keep fewer (keep)"
+            if found["foreign"]:
+                hint += f", or remove {found['foreign']}, which an interrupted staging of other files has left"
+            raise TaskFailed(f"{found['top']}: {size(needed)} are needed, {size(found['free'])} are free", hint=hint)
         travels = size(planned.sent) if planned.sent else "nothing"
         again = " again, it was changed" if name in found["there"] else ""
         target = f"as {found['top']}/{name}" if name else f"into {found['top']}"
@@ -96,7 +96,7 @@ class DrafterStage(Module[DrafterStageArgs]):
         if arrived:
             summary += f"; goes on with {size(arrived)} that an earlier run has left"
         elif found["partial"]:
-            summary += f", less what is the same of the {size(found['partial'])} that an earlier run has left"
+            summary += f", less if most of the {size(found['partial'])} that an earlier run has left is the same"
         for path in found["damaged"]:
             summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
         where = {"root": _releases(args, site), "name": _named(args), "key": source.key}

@@ -19,7 +19,7 @@ import pytest
 from opsctl.agent import stage
 from opsctl.agent.protocol import Context
 from opsctl.drafter.staging import read_source
-from opsctl.errors import OpsctlError, RemoteError, Unreachable, UsageError
+from opsctl.errors import OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.remote.host import RemoteHost, connect
 from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter
 from tests.proxy import Proxy
@@ -376,3 +376,65 @@ def test_ctrl_c_ends_the_reading_of_a_source(local_host: RemoteHost, tmp_path: P
     assert run.returncode == 130, out
     assert "a: INTERRUPTED" in out
     assert read[0].read_bytes().count(b"more.bin") < 16 << 30 >> 23  # chunks of 8 MiB
+
+
+RELAY = """
+import os, socket, sys, threading
+there = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def up():
+    while data := os.read(0, 65536):
+        there.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := there.recv(65536):
+    os.write(1, data)
+"""
+
+
+@pytest.mark.parametrize("how", ["told", "stopped"])
+def test_a_connection_that_takes_nothing_more_ends_the_staging(
+    make_host: MakeHost, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whoever writes to it waits without end, and all the others for him."""
+    source = drafter(tmp_path / "source")
+    (source / "more.bin").write_bytes(os.urandom(32 * MIB))
+    (tmp_path / "relay.py").write_text(RELAY)
+    (tmp_path / "config").write_text(f"Host box\n ProxyCommand {sys.executable} {tmp_path}/relay.py {sshd.port}\n")
+    host = make_host(address="box", ssh_config=str(tmp_path / "config"), host_key=str(sshd.host_key))
+    (relay,) = (pid for pid in children(os.getpid()) if b"relay.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    staging = Staging(host, tmp_path / "weights")
+    monkeypatch.setattr("opsctl.remote.parts.WATCH", 0.1)
+    monkeypatch.setattr("opsctl.remote.parts.GOODBYE", 0.5)
+
+    def stop(text: str) -> None:
+        if " MiB of " in text and float(text.split()[0]) >= 8:
+            os.kill(relay, signal.SIGSTOP)
+            if how == "stopped":
+                raise KeyboardInterrupt
+            monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+            monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
+
+    with pytest.raises(KeyboardInterrupt if how == "stopped" else Unreachable):
+        ended(lambda: staging.run(stop, path=str(source)))
+    assert staging.releases == []
+    os.kill(relay, signal.SIGCONT)
+
+
+def test_what_an_interrupted_staging_of_other_files_has_left_is_not_taken_for_room(
+    make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, small_disk: Path, tmp_path: Path
+) -> None:
+    proxy = slow_link(0.0)
+    lossy = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), small_disk)
+    source, other = drafter(tmp_path / "source"), drafter(tmp_path / "other", embed_tokens=1, fc=1, lm_head=1)
+    for folder in (source, other):
+        (folder / "more.bin").write_bytes(os.urandom(16 * MIB))
+
+    def cut(text: str) -> None:
+        if " MiB of " in text and float(text.split()[0]) >= 24:
+            proxy.cut()
+
+    with pytest.raises(OpsctlError):
+        lossy.run(cut, path=str(source))
+    (left,) = small_disk.glob("releases/draft/.partial-*")
+    with pytest.raises(TaskFailed, match="are needed") as full:
+        Staging(make_host(), small_disk).run(path=str(other))
+    assert f"remove {left}" in str(full.value.hint)
