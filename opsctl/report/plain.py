@@ -123,7 +123,8 @@ class PlainView:
                 self._line(f"    {self._why(ended)}")
             self._hint(ended.hint)
         if self._kept:
-            self._line(f"opsctl show {event.run} tells the details, as --verbose would have")
+            shown = f"opsctl show {event.run} tells the details, as --verbose would have"
+            self._line("--verbose tells the details" if self._check else shown)  # check mode leaves no record
         self._line(f"{event.outcome} in {duration(event.seconds)} (run {event.run}, exit code {event.exit_code})")
 
     def _why(self, ended: HostEnded) -> str:
