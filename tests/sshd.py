@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,22 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text()
     except OSError:
         return ""
+
+
+_CONNECTOR = """
+import os, socket, sys, threading
+there = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def up():
+    while data := os.read(0, 65536):
+        there.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := there.recv(65536):
+    os.write(1, data)
+"""
+
+
+def proxy_command(folder: Path, port: int) -> str:
+    """A ProxyCommand that connects its input and output with a port of this machine, by connector.py of the folder."""
+    connector = folder / "connector.py"
+    connector.write_text(_CONNECTOR)
+    return f"{sys.executable} {connector} {port}"

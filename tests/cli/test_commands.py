@@ -317,6 +317,9 @@ def test_details_are_kept_for_those_who_ask(project: Project, cli: Cli) -> None:
     assert asked is not None
     assert "note: d2t: " in cli("show", asked[1]).out
     assert "opsctl show" not in verbose.out
+    planned = cli("run", "look", "--check")
+    assert "--verbose tells the details" in planned.out
+    assert "opsctl show" not in planned.out  # check mode leaves no record
 
 
 LINTED = """\

@@ -593,7 +593,10 @@ HARMLESS: dict[str, Callable[[Drafter], None]] = {
     "intermediate size left out": without("intermediate_size"),
     "no eagle_config keys": config(eagle_config={}),
     "a type of a llama-like layer": config(model_type="qwen2"),
-    "code of another repository": config(auto_map={"AutoConfig": "moonshotai/Kimi-K2--configuration_deepseek.C"}),
+    "code of another repository": lambda m: (
+        config(auto_map={"AutoConfig": "moonshotai/Kimi-K2--configuration_deepseek.C"})(m),
+        m.target.update(auto_map={"AutoConfig": "configuration_kimi_k25.KimiK25Config"}),
+    ),
     "code that nobody asks for": config(auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config"}),
     "the target's yarn": config(rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0}),
     "token ids": config(eos_token_id=[1, 2], bos_token_id=None, pad_token_id=0, attention_dropout=0),

@@ -21,9 +21,9 @@ from opsctl.agent.protocol import Context
 from opsctl.drafter.staging import read_source
 from opsctl.errors import OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.remote.host import RemoteHost, connect
-from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter
+from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter, once_at
 from tests.proxy import Proxy
-from tests.sshd import Sshd, children, eventually
+from tests.sshd import Sshd, children, eventually, proxy_command
 
 KILLED = 9
 HERE = Path(__file__).parents[2]
@@ -103,12 +103,8 @@ def test_another_draft_model_of_the_name_leaves_alone_what_was_begun(
     proxy = slow_link(0.0)
     lossy = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), tmp_path / "weights")
 
-    def cut(text: str) -> None:
-        if " MiB of " in text and float(text.split()[0]) >= 60:
-            proxy.cut()
-
     with pytest.raises(OpsctlError):
-        lossy.run(cut, path=str(source))
+        lossy.run(once_at(60, proxy.cut), path=str(source))
     staging = Staging(make_host(), tmp_path / "weights")
     other = drafter(tmp_path / "other", embed_tokens=1, fc=1, lm_head=1)
     assert contents(staging.run(path=str(other))["release"]) == contents(other)
@@ -125,16 +121,15 @@ def test_what_is_left_goes_over_the_one_session_there_is_when_all_streams_are_go
     server.start()
     killed: set[int] = set()
 
-    def kill(text: str) -> None:
-        if " MiB of " in text and float(text.split()[0]) >= 20:
-            for pid in children(os.getpid()):
-                if Path(f"/proc/{pid}/comm").read_text() == "ssh\n":
-                    os.kill(pid, KILLED)
-                    killed.add(pid)
+    def kill() -> None:
+        for pid in children(os.getpid()):
+            if Path(f"/proc/{pid}/comm").read_text() == "ssh\n":
+                os.kill(pid, KILLED)
+                killed.add(pid)
 
     try:
         with connect(server.spec(state_dir=str(state))) as host:
-            result = Staging(host, tmp_path / "weights").run(kill, path=str(source))
+            result = Staging(host, tmp_path / "weights").run(once_at(20, kill), path=str(source))
     finally:
         server.stop()
     assert len(killed) >= 2  # a busy machine looks far away, and has more of them
@@ -246,12 +241,12 @@ def test_so_it_is_over_connections_of_their_own(
     (source / "zz.bin").write_bytes(os.urandom(MIB))
     read_source(source)
 
-    def spoil_the_last(text: str) -> None:
-        if " MiB of " in text and float(text.split()[0]) >= 60 and (source / "zz.bin").is_file():
+    def spoil_the_last() -> None:
+        if (source / "zz.bin").is_file():
             spoil(source / "zz.bin")
 
     with pytest.raises(UsageError, match=f"cannot read {source}/zz.bin: {why}"):
-        staging.run(spoil_the_last, path=str(source))
+        staging.run(once_at(60, spoil_the_last), path=str(source))
     assert staging.releases == []
     assert staging.host.alive  # not taken for a fault of each connection in turn, our own the last
 
@@ -320,14 +315,13 @@ def test_a_network_that_freezes_is_told_though_some_streams_have_not_noticed_and
     with monkeypatch.context() as hurried:
         hurried.setattr("opsctl.remote.parts.WATCH", 0.1)
 
-        def freeze(text: str) -> None:
-            if " MiB of " in text and float(text.split()[0]) >= 60:
-                proxy.freeze()
-                hurried.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
-                hurried.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
+        def freeze() -> None:
+            proxy.freeze()
+            hurried.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+            hurried.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
 
         with pytest.raises(Unreachable, match="no sign of life") as told:
-            ended(lambda: frozen.run(freeze, path=str(source)))
+            ended(lambda: frozen.run(once_at(60, freeze), path=str(source)))
     assert told.value.hint == "run it again: what has arrived is not sent twice"
     assert hanging_ssh() == []
     assert frozen.releases == []
@@ -378,18 +372,6 @@ def test_ctrl_c_ends_the_reading_of_a_source(local_host: RemoteHost, tmp_path: P
     assert read[0].read_bytes().count(b"more.bin") < 16 << 30 >> 23  # chunks of 8 MiB
 
 
-RELAY = """
-import os, socket, sys, threading
-there = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-def up():
-    while data := os.read(0, 65536):
-        there.sendall(data)
-threading.Thread(target=up, daemon=True).start()
-while data := there.recv(65536):
-    os.write(1, data)
-"""
-
-
 @pytest.mark.parametrize("how", ["told", "stopped"])
 def test_a_connection_that_takes_nothing_more_ends_the_staging(
     make_host: MakeHost, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -397,24 +379,22 @@ def test_a_connection_that_takes_nothing_more_ends_the_staging(
     """Whoever writes to it waits without end, and all the others for him."""
     source = drafter(tmp_path / "source")
     (source / "more.bin").write_bytes(os.urandom(32 * MIB))
-    (tmp_path / "relay.py").write_text(RELAY)
-    (tmp_path / "config").write_text(f"Host box\n ProxyCommand {sys.executable} {tmp_path}/relay.py {sshd.port}\n")
+    (tmp_path / "config").write_text(f"Host box\n  ProxyCommand {proxy_command(tmp_path, sshd.port)}\n")
     host = make_host(address="box", ssh_config=str(tmp_path / "config"), host_key=str(sshd.host_key))
-    (relay,) = (pid for pid in children(os.getpid()) if b"relay.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (relay,) = (pid for pid in children(os.getpid()) if b"connector.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
     staging = Staging(host, tmp_path / "weights")
     monkeypatch.setattr("opsctl.remote.parts.WATCH", 0.1)
     monkeypatch.setattr("opsctl.remote.parts.GOODBYE", 0.5)
 
-    def stop(text: str) -> None:
-        if " MiB of " in text and float(text.split()[0]) >= 8:
-            os.kill(relay, signal.SIGSTOP)
-            if how == "stopped":
-                raise KeyboardInterrupt
-            monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
-            monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
+    def stop() -> None:
+        os.kill(relay, signal.SIGSTOP)
+        if how == "stopped":
+            raise KeyboardInterrupt
+        monkeypatch.setattr("opsctl.remote.agent_client.PING_AFTER", 0.2)
+        monkeypatch.setattr("opsctl.remote.agent_client.LOST_AFTER", 1.0)
 
     with pytest.raises(KeyboardInterrupt if how == "stopped" else Unreachable):
-        ended(lambda: staging.run(stop, path=str(source)))
+        ended(lambda: staging.run(once_at(8, stop), path=str(source)))
     assert staging.releases == []
     os.kill(relay, signal.SIGCONT)
 
@@ -428,12 +408,8 @@ def test_what_an_interrupted_staging_of_other_files_has_left_is_not_taken_for_ro
     for folder in (source, other):
         (folder / "more.bin").write_bytes(os.urandom(16 * MIB))
 
-    def cut(text: str) -> None:
-        if " MiB of " in text and float(text.split()[0]) >= 24:
-            proxy.cut()
-
     with pytest.raises(OpsctlError):
-        lossy.run(cut, path=str(source))
+        lossy.run(once_at(24, proxy.cut), path=str(source))
     (left,) = small_disk.glob("releases/draft/.partial-*")
     with pytest.raises(TaskFailed, match="are needed") as full:
         Staging(make_host(), small_disk).run(path=str(other))

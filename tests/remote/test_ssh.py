@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import http.server
-import os
 import shutil
 import socket
 import struct
@@ -26,7 +25,7 @@ from opsctl.remote.spec import ConnectionSpec, Timeouts
 from opsctl.remote.trust import fetch
 from tests.conftest import MakeHost
 from tests.proxy import Proxy, fewest
-from tests.sshd import Sshd, free_port, keygen
+from tests.sshd import Sshd, free_port, keygen, proxy_command
 
 QUICK = Timeouts(connect=1, banner=1, auth=5, channel=5)
 
@@ -224,27 +223,13 @@ def test_openssh_configuration_is_honoured(config: Path, alias: str, hops: int, 
 def test_proxy_command(sshd: Sshd, tmp_path: Path, state: Path) -> None:
     if not shutil.which("ssh"):
         pytest.skip("needs the OpenSSH client")
-    connector = tmp_path / "connector.py"
-    connector.write_text(CONNECTOR)
     config = tmp_path / "config"
     config.write_text(
         f"Host far\n  User {sshd.user}\n  IdentityFile {sshd.key_file}\n  HostKeyAlias [127.0.0.1]:{sshd.port}\n"
-        f"  UserKnownHostsFile {sshd.known_hosts}\n  ProxyCommand {os.sys.executable} {connector} {sshd.port}\n"  # type: ignore[attr-defined]
+        f"  UserKnownHostsFile {sshd.known_hosts}\n  ProxyCommand {proxy_command(tmp_path, sshd.port)}\n"
     )
     with connect(ConnectionSpec("far", ssh_config=str(config), state_dir=str(state))) as host:
         assert works(host)
-
-
-CONNECTOR = """
-import os, socket, sys, threading
-s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-def up():
-    while data := os.read(0, 65536):
-        s.sendall(data)
-threading.Thread(target=up, daemon=True).start()
-while data := s.recv(65536):
-    os.write(1, data)
-"""
 
 
 def test_what_is_not_honoured_of_the_configuration_is_told() -> None:
