@@ -8,9 +8,9 @@ import re
 import signal
 import stat
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Set
 
-from opsctl.agent import gpuproc
+from opsctl.agent import gpuproc, pids
 from opsctl.agent.protocol import Context
 
 _SHARED = re.compile(r"^(nccl-|psm_|sem\.|mp-|torch_)")
@@ -98,28 +98,17 @@ def _listening(path: str) -> Set[str]:
 
 
 def _signal(process: Json, number: int, root: str, told: List[Json]) -> bool:
-    """Send the signal if the pid still means the same process. With a pidfd it cannot change in between."""
-    handle: Optional[int] = None
-    opener = getattr(os, "pidfd_open", None)  # Python 3.9
-    sender = getattr(signal, "pidfd_send_signal", None)
+    """Send the signal if the pid still means the same process."""
     try:
-        if opener and sender and root == "/":
-            handle = opener(process["pid"])
         if not _same(process, root):
             raise ProcessLookupError
-        if handle is not None and sender:
-            sender(handle, number)
-        else:
-            os.kill(process["pid"], number)
+        pids.signal(pids.Process(process["pid"], "", 0, 0, process["sid"], process["ticks"]), number)
     except ProcessLookupError:
         told.append({"pid": process["pid"], "done": True, "why": "had ended"})
     except OSError as error:
         told.append({"pid": process["pid"], "done": False, "why": os.strerror(error.errno or 0)})
     else:
         return True
-    finally:
-        if handle is not None:
-            os.close(handle)
     return False
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+import pwd
+import signal as signals
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 
 class Process(NamedTuple):
@@ -37,14 +40,15 @@ def look(pid: int) -> Optional[Process]:
     return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
+def processes() -> List[Process]:
+    """All that there are, zombies too."""
+    looked = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [process for process in looked if process is not None]
+
+
 def session(sid: int) -> List[Process]:
     """Living processes of a session. It stays with its members when their parent dies or they change their title."""
-    found = []
-    for name in os.listdir("/proc"):
-        process = look(int(name)) if name.isdigit() else None
-        if process is not None and process.session == sid and process.alive:
-            found.append(process)
-    return found
+    return [process for process in processes() if process.session == sid and process.alive]
 
 
 def control_group(pid: int) -> List[int]:
@@ -63,6 +67,17 @@ def ancestors(pid: int) -> List[int]:
         process = look(pid)
         pid = process.parent if process else 0
     return found
+
+
+def family(pid: int) -> List[int]:
+    """A process and all its descendants, in the order of their numbers."""
+    parents = {process.pid: process.parent for process in processes()}
+    found, grown = {pid}, True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        found |= more
+        grown = bool(more)
+    return sorted(found)
 
 
 def group_of(pid: int) -> str:
@@ -87,6 +102,71 @@ def owner(pid: int) -> Optional[int]:
         return os.stat("/proc/%d" % pid).st_uid
     except OSError:
         return None
+
+
+def name(pid: int) -> str:
+    """What the kernel calls it, in 15 characters at most; empty if it is gone."""
+    try:
+        with open("/proc/%d/comm" % pid) as stream:
+            return stream.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
+def began(process: Process) -> float:
+    """When it was started, in seconds since the epoch."""
+    # Not from btime of /proc/stat: that is cut to whole seconds, and source is patched a moment before a restart.
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / os.sysconf("SC_CLK_TCK"))
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def argv(pid: int) -> List[str]:
+    """Its arguments, as bytes that are no text can be had back from (os.fsencode); none if it is gone."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as stream:
+            data = stream.read()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in data[: -data.endswith(b"\0") or None].split(b"\0")] if data else []
+
+
+def is_same(process: Process) -> bool:
+    """Whether it still lives: its number alone may be another's by now."""
+    now = look(process.pid)
+    return now is not None and now.start == process.start and now.alive
+
+
+def signal(process: Process, number: int) -> None:
+    """Send a signal if the pid still means the same process. With a pidfd (Python 3.9) it cannot change in between.
+
+    Raises ProcessLookupError if it is gone or another, OSError if the signal may not be sent.
+    """
+    opener = getattr(os, "pidfd_open", None)
+    sender = getattr(signals, "pidfd_send_signal", None)
+    handle: Optional[int] = None
+    if opener and sender:
+        try:
+            handle = opener(process.pid)
+        except ProcessLookupError:
+            raise
+        except OSError:  # a kernel before 5.3, or a sandbox that knows no such call
+            handle = None
+    try:
+        if not is_same(process):
+            raise ProcessLookupError(process.pid)
+        if handle is not None and sender:
+            sender(handle, number)
+        else:
+            os.kill(process.pid, number)
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def command(pid: int, limit: int = 400) -> str:
@@ -143,6 +223,16 @@ def real_ids(pid: int) -> Optional[Tuple[int, int]]:
         with open("/proc/%d/status" % pid) as stream:
             told = dict(line.split(":", 1) for line in stream if ":" in line)
         return int(told["Uid"].split()[0]), int(told["Gid"].split()[0])
+    except (OSError, KeyError):
+        return None
+
+
+def all_ids(pid: int) -> Optional[Set[int]]:
+    """The users it runs as: real, effective, saved, of the file system; None if it is gone."""
+    try:
+        with open("/proc/%d/status" % pid) as stream:
+            told = dict(line.split(":", 1) for line in stream if ":" in line)
+        return {int(word) for word in told["Uid"].split()}
     except (OSError, KeyError):
         return None
 

@@ -7,6 +7,7 @@ process, and nothing that has no record is ever signalled.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import durable, pids, serverargv, units, vram
+from opsctl.agent import adoption, durable, pids, serverargv, vram
 from opsctl.agent.filestate import absolute
 from opsctl.agent.keep import load, save
 from opsctl.agent.oserrors import told
@@ -101,31 +102,21 @@ def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = Non
 
 
 def listener(call: Context, port: int) -> Optional[Dict[str, Any]]:
-    """Whoever listens on a port: {"pid", "command", "argv", "start", "leads", "service"}; None if no one does.
-
-    leads: whether it has a process group of its own, so that it can be told from what started it. service: the unit
-    of systemd that it is, {"unit", "user"}, which would start it again when it is stopped.
-    """
-    found = pids.listener(port)
-    seen = pids.look(found["pid"]) if found and found["pid"] else None
-    if found is None or seen is None:
-        return found
-    with told("read", "/proc/%d" % seen.pid):
-        argv = serverargv.masked(_strings(seen.pid, "cmdline"))
-    said = {"argv": argv, "command": " ".join(argv)[:400], "service": units.running(call, seen.pid)}
-    return dict(found, **said, start=seen.start, leads=seen.group == seen.pid)
+    """Whoever listens on a port, and whether it can be taken over; see `adoption.listening`."""
+    return adoption.listening(call, port)
 
 
 def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = None) -> Dict[str, Any]:
-    """Make a record for a process that someone else started, so that it can be stopped, and started again, exactly."""
+    """Make a record for a server that someone else started, so that it can be stopped, and started again, exactly."""
     seen = pids.look(pid)
     if seen is None or seen.start != start:
         raise AgentError("conflict", "pid %d is not the process that was looked at" % pid, pid=pid)
-    if seen.group != pid:
-        text = "pid %d shares its process group with what started it, and cannot be told from that" % pid
-        raise AgentError("conflict", text, pid=pid)
+    first = adoption.server_of(pid)
+    why = "it is not an SGLang server" if first is None or first.pid != pid else adoption.obstacle(seen)
+    if why is not None:
+        raise AgentError("conflict", "pid %d cannot be taken over: %s" % (pid, why), pid=pid)
     with told("read", "/proc/%d" % pid):
-        argv, environment = _strings(pid, "cmdline"), _strings(pid, "environ")
+        argv, environment = pids.argv(pid), _strings(pid, "environ")
         record: Record = {
             "name": name,
             "argv": argv,
@@ -136,8 +127,11 @@ def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = 
         }
     if not os.path.isfile(record["log"]):
         record["log"] = os.path.join(durable.folder("processes"), name + ".log")
+    others = [[each.pid, each.start] for each in adoption.bystanders(seen)]
     record.update(pid=pid, sid=seen.session, group=pid, start=start, boot=pids.boot_id(), uid=pids.owner(pid))
-    record.update(log_offset=0, since=time.time(), exe=pids.executable(pid))
+    record.update(log_offset=0, since=time.time(), exe=pids.executable(pid), bystanders=others)
+    if not pids.is_same(seen):
+        raise AgentError("conflict", "pid %d has ended while it was looked at" % pid, pid=pid)
     durable.write(_path(name), json.dumps(record).encode())
     return {"adopted": pid}
 
@@ -187,7 +181,8 @@ def living(record: Record) -> List[pids.Process]:
         return []  # the pid is someone else's now; it cannot be while a member of our session lives
     members = [p for p in pids.session(record["sid"]) if p.start >= record["start"]]
     group = record.get("group")  # of an adopted process, whose session may hold its owner's shell
-    return members if group is None else [p for p in members if p.group == group]
+    others = record.get("bystanders", ())
+    return members if group is None else [p for p in members if p.group == group and [p.pid, p.start] not in others]
 
 
 def is_alive(name: str) -> bool:
@@ -292,7 +287,8 @@ def _signal_all(call: Context, record: Record, wait: float) -> None:
             continue
         call.progress({"text": "%s to %s" % (word, ", ".join(str(p.pid) for p in targets))})
         for process in targets:
-            _signal(process, number)
+            with contextlib.suppress(ProcessLookupError):
+                pids.signal(process, number)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and {p.pid for p in living(record)} & {p.pid for p in targets}:
             time.sleep(TICK)
@@ -300,16 +296,6 @@ def _signal_all(call: Context, record: Record, wait: float) -> None:
     if left:
         shown = ", ".join("%d (%s, state %s)" % (p.pid, pids.command(p.pid, 60), p.state) for p in left)
         raise AgentError("timeout", "still there after SIGKILL: %s; the host may need a reboot" % shown)
-
-
-def _signal(process: pids.Process, number: int) -> None:
-    now = pids.look(process.pid)
-    if now is None or now.start != process.start:
-        return
-    try:
-        os.kill(process.pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _strings(pid: int, name: str) -> List[str]:

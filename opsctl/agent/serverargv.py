@@ -26,6 +26,32 @@ def arguments(argv: Sequence[str]) -> Optional[List[str]]:
     return None
 
 
+def runs_server(argv: Sequence[str]) -> bool:
+    """Whether this is Python running SGLang's server itself, and not a program that starts or merely names one."""
+    if not argv or not is_python(argv[0]):
+        return False
+    n = 1
+    while n < len(argv) and argv[n].startswith("-") and argv[n] not in ("-m", "-c"):
+        n += 2 if argv[n] in ("-X", "-W") else 1
+    words = list(argv[n : n + 2])
+    if words[:1] == ["-m"]:
+        return words[1:] in [[module] for module in _MODULES]
+    script = words[0] if words else ""
+    return bool(re.search(r"(^|/)sglang/launch_server\.py$", script)) or (
+        re.search(r"(^|/)sglang$", script) is not None and words[1:] == ["serve"]
+    )
+
+
+def is_python(program: str) -> bool:
+    """Whether a program, by its path, is an interpreter of Python."""
+    return re.search(r"(^|/)(python|pypy)[\d.]*[a-z]?$", program) is not None
+
+
+def is_part(title: str) -> bool:
+    """Whether a process calls itself a part of a server, as its schedulers do; anybody can."""
+    return title.startswith("sglang::")
+
+
 def value(argv: Sequence[str], spellings: Tuple[str, ...]) -> Optional[str]:
     """What a flag says, in any of its spellings: the last one as in argparse; None where it says nothing."""
     found = None

@@ -6,7 +6,6 @@ Secrets do not leave the host: values of key flags are masked, and of the enviro
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import subprocess
 import time
@@ -40,9 +39,8 @@ def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
     own = {server["pid"] for server in found}
     first = [server for server in found if server["parent"] not in own]
     if first:
-        parents = _parents()
         for server in first:
-            server["members"] = _family(server["pid"], parents)
+            server["members"] = pids.family(server["pid"])
     if locate:
         for server in first:
             locate_one(server)
@@ -75,7 +73,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         "argv": serverargv.masked(argv),
         "model": modelpath.placed(serverargv.value(argv, serverargv.MODEL), cwd),
         "drafter": modelpath.placed(serverargv.value(argv, serverargv.DRAFTER), cwd),
-        "started": _began(process),
+        "started": pids.began(process),
         "now": time.time(),
         "user": _user(pid),
         "cwd": cwd,
@@ -86,7 +84,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
         else {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
         "unit": unit,
         "user_unit": user_unit,
-        "container": _match(r"(?:docker|libpod|cri-containerd)[-/]([0-9a-f]{12,64})", group),
+        "container": unitname.container(group),
         "log": log,
         "log_size": _size(log),
         "boot": pids.boot_id(),
@@ -126,22 +124,6 @@ def located(python: str, cwd: str, environment: Dict[str, str], ids: Optional[Tu
     """
     places = interpreter.answer(python, _LOCATE, cwd, environment, _LOCATE_LIMIT, ids)
     return next((place for place in places or () if os.path.isdir(place)), None)
-
-
-def _parents() -> Dict[int, int]:
-    looked = (pids.look(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {process.pid: process.parent for process in looked if process is not None}
-
-
-def _family(pid: int, parents: Dict[int, int]) -> List[int]:
-    """A process and all its descendants."""
-    family = {pid}
-    grown = True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sorted(family)
 
 
 def _commit(package: str) -> Optional[str]:
@@ -235,22 +217,7 @@ def _link(pid: int, name: str) -> Optional[str]:
 
 def _user(pid: int) -> Optional[str]:
     uid = pids.owner(pid)
-    if uid is None:
-        return None
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _began(process: pids.Process) -> float:
-    # Not from btime of /proc/stat: that is cut to whole seconds, and source is patched a moment before a restart.
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / os.sysconf("SC_CLK_TCK"))
-
-
-def _match(pattern: str, text: str) -> Optional[str]:
-    found = re.search(pattern, text, re.MULTILINE)
-    return found.group(1) if found else None
+    return None if uid is None else pids.user_name(uid)
 
 
 CALLS = {"find": find}

@@ -1,4 +1,4 @@
-"""Which unit of systemd a control group belongs to, by its name."""
+"""Which unit of systemd or container a control group belongs to, by its name."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def of(group: str) -> Tuple[Optional[str], bool]:
     if found is None or found.group(1).startswith(_NOT_SERVING):
         return None, False
     return found.group(1), of_a_user is not None
+
+
+def container(group: str) -> Optional[str]:
+    """The id of the container that a control group belongs to; None for none."""
+    found = re.search(r"(?:docker|libpod|cri-containerd)[-/]([0-9a-f]{12,64})", group)
+    return found.group(1) if found else None

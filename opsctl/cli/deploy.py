@@ -10,6 +10,7 @@ import typer
 from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.cli.playing import (
+    AdoptOption,
     CheckOption,
     DiffOption,
     ExitCodeOption,
@@ -47,6 +48,7 @@ def drafter(
     ready_timeout: Annotated[
         str | None, typer.Option("--ready-timeout", metavar="DURATION", help="Longest time from start to first token.")
     ] = None,
+    adopt: AdoptOption = False,
     accept: Annotated[
         list[str] | None,
         typer.Option("--accept", metavar="FINDING", help="Deploy in spite of this finding of the drafter check."),
@@ -75,6 +77,7 @@ def drafter(
         "name": name,
         "min_accept_length": min_accept_length,
         "ready_timeout": ready_timeout,
+        "adopt": adopt or None,
         "accept_findings": accept or None,
     }
     options = asked.playbook(

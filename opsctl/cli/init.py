@@ -181,7 +181,7 @@ def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     if found.owner:
         yield f"  note       only {found.owner} can drive that unit: the inventory says `become: {found.owner}`"
     if found.foreign:
-        yield "  note       opsctl did not start this server: the playbooks that restart it say `adopt: true`"
+        yield "  note       opsctl did not start this server: it is left alone without `--adopt`"
     for note in found.notes:
         yield f"  note       {one_line(note)}"
 

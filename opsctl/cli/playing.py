@@ -37,6 +37,9 @@ DiffOption = Annotated[
     bool | None, typer.Option("--diff/--no-diff", help="Show what changes in files (default: in check mode).")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Take over an SGLang server that opsctl did not start; rollback restarts it.")
+]
 LockWaitOption = Annotated[
     str, typer.Option("--lock-wait", metavar="DURATION", help="How long to wait for another operator to finish.")
 ]

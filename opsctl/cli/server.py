@@ -13,6 +13,7 @@ import typer
 from opsctl.cli import asked
 from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.cli.playing import (
+    AdoptOption,
     CheckOption,
     DiffOption,
     LockWaitOption,
@@ -32,7 +33,6 @@ app = typer.Typer(no_args_is_help=True, help="The SGLang servers of hosts: statu
 ReadyOption = Annotated[
     str | None, typer.Option("--ready-timeout", metavar="DURATION", help="Longest time from start to first token.")
 ]
-AdoptOption = Annotated[bool, typer.Option("--adopt", help="Take over a server that opsctl did not start.")]
 
 
 @app.command()

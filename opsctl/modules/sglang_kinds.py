@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from opsctl.agent import serverargv
@@ -123,13 +124,8 @@ class Kind:
         """Nobody else may listen where the new server will: its answers would be taken for the new one's."""
         holder = self.known["listener"].result
         if holder is not None:
-            who = (
-                "another user's process"
-                if holder["pid"] is None
-                else f"pid {holder['pid']}: {one_line(holder['command'], 120)}"
-            )
             raise Conflict(
-                f"port {self.server.port} is held by a process that is no part of it ({who})",
+                f"port {self.server.port} is held by a process that is no part of it ({who(holder)})",
                 kind="conflict",
                 hint="stop that one, or give the server another port",
             )
@@ -152,12 +148,13 @@ class ProcessServer(Kind):
         if alive or foreign is not None:
             stop.append(Call("process.stop", {**takes, "keep": STOP}))
         ours = {"process": server.name}
+        theirs = [] if foreign is None else [f"stop {who(foreign)}"]
         served = now["state"] == "running" or foreign is not None
         again = (Call("process.resume", {**takes, "keep": STOP}), self.wait(ours)) if served else ()
         if args.state == "stopped":
-            return Change(f"stop {server.name}", tuple(stop), (), again) if stop else None
+            return Change(", ".join(theirs) or f"stop {server.name}", tuple(stop), (), again) if stop else None
         if server.launch is None:
-            return self._as_it_runs(now, stop, again)
+            return self._as_it_runs(now, stop, again, theirs)
         running = now["argv"] if alive else foreign["argv"] if foreign is not None else ()
         argv = self.argv(serverargv.value(running, serverargv.DRAFTER))
         steps = Steps()
@@ -170,23 +167,25 @@ class ProcessServer(Kind):
         start = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env)[1])
         undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
         verb = "restart" if stop else "start"
-        summary = ", ".join([*steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
+        summary = ", ".join([*theirs, *steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
         calls = (*stop, *steps.calls, start, self.wait(ours))
         return Change(summary, calls, undo, again, diffs=tuple(steps.diffs))
 
-    def _as_it_runs(self, now: Mapping[str, Any], stop: list[Call], again: tuple[Call, ...]) -> Change | None:
+    def _as_it_runs(
+        self, now: Mapping[str, Any], stop: list[Call], again: tuple[Call, ...], theirs: list[str]
+    ) -> Change | None:
         """The inventory says nothing of the command: the one that runs is started again."""
         args, name = self.args, self.server.name
         if not again:
             raise plan_of.unsaid(self.site, ", and none runs")
         ready = self.wait({"process": name})
-        if args.state == "started" and args.speculation:
+        if args.state == "started" and args.speculation and not theirs:
             return None if self.known["listener"].result is not None else Change(f"wait until {name} answers", (ready,))
         without = None if args.speculation else command.SPECULATIVE
         start = Call("process.start_like", {"name": name, "like": STOP, "without": without, "keep": START})
         undo = Call("process.restore", {"name": name, "wait": args.stop_wait, "keep": START})
         how = "as it runs" if args.speculation else "as it runs, without speculation"
-        return Change(f"restart {name} {how}", (*stop, start, ready), (undo,), again)
+        return Change(", ".join([*theirs, f"restart {name} {how}"]), (*stop, start, ready), (undo,), again)
 
     def _start(self, argv: list[str]) -> dict[str, Any]:
         server = self.server
@@ -198,30 +197,37 @@ class ProcessServer(Kind):
         return bool(now["argv"] == argv and now["env_digest"] == env)
 
     def _demand_adoption(self, foreign: Mapping[str, Any]) -> None:
-        server, who = self.server, f"pid {foreign['pid']}: {one_line(foreign['command'], 120)}"
+        """Whoever holds the port may only be stopped when asked for, and when a rollback can start it again."""
+        port, hint = self.server.port, "stop that one, or give the server another port"
         if foreign["pid"] is None:
-            raise TaskFailed(f"port {server.port} is held by another user's process", hint="become that user, or root")
-        unit = foreign["service"]
-        if unit is not None:
+            raise TaskFailed(f"port {port} is held by another user's process", hint="become that user, or root")
+        unit, obstacle = foreign["service"], foreign["obstacle"]
+        if not foreign["server"]:
+            what = f"port {port} is held by a program that is not recognised as an SGLang server ({who(foreign)})"
+        elif unit is not None:
             scope = " and `unit_scope: user`, and become its user" if unit["user"] else ""
-            raise Conflict(
-                f"the server on port {server.port} is the unit {unit['unit']} of systemd, which would start it again "
-                f"({who})",
-                kind="conflict",
-                hint=f"say `unit: {unit['unit']}`{scope} in the sglang section of the inventory, instead of `launch`",
+            what = (
+                f"the server on port {port} is the unit {unit['unit']} of systemd, which would start it again "
+                f"({who(foreign)})"
             )
-        if not self.args.adopt:
-            raise Conflict(
-                f"a server that opsctl did not start holds port {server.port} ({who})",
-                kind="conflict",
-                hint="stop it, or say `adopt: true` to take it over; a rollback starts it again as it was",
-            )
-        if not foreign["leads"]:
-            raise Conflict(
-                f"the server on port {server.port} shares its process group with what started it ({who})",
-                kind="conflict",
-                hint="stop it the way it was started, then run this again",
-            )
+            hint = f"say `unit: {unit['unit']}`{scope} in the sglang section of the inventory, instead of `launch`"
+        elif obstacle is not None:
+            what = f"the server on port {port} cannot be taken over: {obstacle} ({who(foreign)})"
+            hint = "stop it the way it was started, then run this again"
+        elif not self.args.adopt:
+            what = f"a server that opsctl did not start holds port {port} ({who(foreign)})"
+            hint = "stop it, or say `adopt: true` (`--adopt`) to take it over; a rollback starts it again as it was"
+        else:
+            return
+        raise Conflict(what, kind="conflict", hint=hint)
+
+
+def who(holder: Mapping[str, Any]) -> str:
+    """Whose process holds a port, for people: its number, user, age and command."""
+    if holder["pid"] is None:
+        return "another user's process"
+    since = datetime.fromtimestamp(holder["began"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"pid {holder['pid']} of {holder['user']}, since {since} UTC: {one_line(holder['command'], 120)}"
 
 
 class UnitServer(Kind):

@@ -40,7 +40,9 @@ class ServerArgs(ModuleArgs):
     )
     stop_wait: Seconds = Field(180.0, description="Time to finish requests before it is killed.")
     adopt: bool = Field(
-        False, description="Take over a server on this port that opsctl did not start; a rollback starts it as it was."
+        False,
+        description="Take over an SGLang server on this port that opsctl did not start: a rollback starts it again as "
+        "it was. Any other program is left alone.",
     )
 
     @model_validator(mode="after")

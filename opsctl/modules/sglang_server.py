@@ -31,7 +31,9 @@ class SglangServer(Module[ServerArgs]):
     stops the old server, switches the release link, writes the launch file, starts the new server and waits for its
     first token.
     Taken back, it stops the new server, restores link and files, starts the old server and waits for that.
-    A server that opsctl did not start is left alone unless `adopt` says otherwise.
+    A server that opsctl did not start is left alone unless `adopt` says otherwise. It is taken over only when it is an
+    SGLang server by its own command line and program, of the user that opsctl works as, led by no service manager or
+    container, and when its command, environment and working folder can be read. Any other process is never stopped.
     """
 
     name = "sglang_server"

@@ -31,7 +31,7 @@ def inventory(reached: Reached, found: Found, section: Section) -> str:
 
 
 def playbook(text: str, host: str, found: Found) -> str:
-    """A shipped playbook for this host: its name, its commit, and consent to take over the server that runs."""
+    """A shipped playbook for this host: its name and its commit."""
     text = re.sub(r"^# yaml-language-server: .*\n", _modeline("playbook", "../"), text)
     text = re.sub(r"^  hosts: all$", f"  hosts: {_scalar(host)}", text, flags=re.M)
     if found.checkout and found.checkout.commit:
@@ -39,13 +39,6 @@ def playbook(text: str, host: str, found: Found) -> str:
             r"^(    commit:\n)", rf'\1      default: "{found.checkout.commit}" # what it had when this was written\n',
             text, flags=re.M,
         )  # fmt: skip
-    if found.foreign:
-        why = "# the server was not started by opsctl; a rollback starts it as it was"
-        text, params = re.subn(
-            r"^(    adopt:\n      type: bool\n      default: )false$", rf"\1true {why}", text, flags=re.M
-        )
-        if not params:
-            text = re.sub(r"^( +)(state: (?:started|restarted))$", rf"\1\2\n\1adopt: true {why}", text, flags=re.M)
     return text
 
 

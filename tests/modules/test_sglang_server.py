@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from opsctl import practice
-from opsctl.agent import calls, process
+from opsctl.agent import calls, pids, process
 from opsctl.agent.protocol import AgentError
 from opsctl.errors import Conflict, TaskFailed, UsageError
 from opsctl.secret import Secret
@@ -241,6 +241,7 @@ def test_a_server_of_someone_else_is_left_alone_or_taken_over_and_given_back(ser
         with pytest.raises(Conflict, match=f"a server that opsctl did not start holds port {served.port}"):
             served.run(drafter=ours)
         assert foreign.poll() is None
+        assert f"stop pid {foreign.pid} of " in served.play.plan("sglang_server", drafter=ours, adopt=True)[3].summary
         served.run(drafter=ours, adopt=True)
         assert foreign.wait(10) == 0
         assert served.answers() == ours
@@ -254,6 +255,22 @@ def test_a_server_of_someone_else_is_left_alone_or_taken_over_and_given_back(ser
         if foreign.poll() is None:
             foreign.send_signal(signal.SIGKILL)
             foreign.wait()
+
+
+def test_whatever_else_listens_on_the_port_is_left_alone(served: Served) -> None:
+    """What is yours stays: `adopt` is for SGLang servers, and the port may be sshd's by a mistake in the inventory."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(served.port)], process_group=0
+    ) as other:
+        try:
+            until(lambda: (pids.listener(served.port) or {}).get("pid") == other.pid)
+            for args in ({"drafter": served.release("ours")}, {"state": "stopped"}, {"state": "restarted"}):
+                with pytest.raises(Conflict, match=f"not recognised as an SGLang server .pid {other.pid} of "):
+                    served.run(adopt=True, **args)
+                assert served.play.steps == []
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,10 @@ def test_a_server_started_by_hand_is_taken_over_and_given_back(
     launch = load(project / "inventory.yaml").select("box")[0].sglang.launch
     assert isinstance(launch, dict)
     assert launch["speculative-draft-model-path"] == str(practice.drafter("good"))
-    restarted = run("server", "restart")
+    assert "a server that opsctl did not start holds port" in run("server", "restart").stdout
+    told = run("server", "restart", "--adopt", "--check").stdout
+    assert f"stop pid {by_hand} of root, since " in told
+    restarted = run("server", "restart", "--adopt")
     assert restarted.returncode == Exit.DONE, restarted.stdout + restarted.stderr
     assert not Path(f"/proc/{by_hand}/exe").exists()
     assert answers(ready)
