@@ -13,6 +13,7 @@ from opsctl.errors import UsageError
 from opsctl.secret import Secret, masked
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import Source
+from opsctl.yaml_words import settled
 
 _PLAINLY = {
     "string_type": "expected text",
@@ -45,6 +46,7 @@ _OF_ANOTHER_KIND = ("_type", "_parsing", "is_instance_of")
 
 def validate(model: type[BaseModel], value: Any, source: Source, base: Sequence[str | int] = ()) -> Any:
     """`value`, which stands at `base` of `source`, as a `model`. Raises UsageError for the first problem."""
+    value = settled(model, value, source, tuple(base))
     try:
         return model.model_validate(value)
     except ValidationError as error:

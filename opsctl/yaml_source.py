@@ -1,7 +1,8 @@
 """YAML with the place of every key and value, and without YAML's guesses.
 
-Plain scalars become `true`/`false`, null, decimal integers and decimal fractions; everything else stays text (`no`,
-`08`, `1e3`, `0644`, dates). A fraction remembers how it was written, so that a schema that wants text gets `1.10`.
+Plain scalars become `true`/`false`, null, decimal integers and decimal fractions; everything else stays text (`08`,
+`1e3`, `0644`, dates). A fraction remembers how it was written, so that a schema that wants text gets `1.10`. A word
+such as `no` remembers that it had no quotes, so that it is never taken for what was not meant.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import yaml
 from opsctl.errors import Place, UsageError
 from opsctl.secret_sources import TAGS, late_secret
 from opsctl.text import did_you_mean, one_line
+from opsctl.yaml_words import Word
 
 DocPath = tuple[str | int, ...]
 """Where a value stands in a document: keys and list indexes from the top."""
@@ -117,7 +119,7 @@ def plain_scalar(text: str) -> Any:
             return None
     if _INTEGER.match(text) and len(text) < 4000:
         return int(text)
-    return Fraction(text) if _FRACTION.match(text) else text
+    return Fraction(text) if _FRACTION.match(text) else Word.of(text)
 
 
 class _Builder:
@@ -177,8 +179,11 @@ class _Builder:
 
     def _scalar(self, node: yaml.Node) -> Any:
         text = str(node.value)
-        plain = isinstance(node, yaml.ScalarNode) and not node.style and node.tag != f"{_CORE}str"
-        return plain_scalar(text) if plain else text
+        if not isinstance(node, yaml.ScalarNode) or node.style:
+            return text
+        if node.tag == f"{_CORE}str" and text not in tuple("yYnN"):  # which the library takes for text, unlike YAML 1.1
+            return text
+        return plain_scalar(text)
 
     def _tagged(self, node: yaml.Node) -> Any:
         tag = node.tag

@@ -25,10 +25,10 @@ MAY_KNOW = {
     "gpu": {"agent"},
     "sglang": {"agent", "drafter", "gpu"},
     "survey": {"agent", "gpu", "sglang"},
-    "inventory": {"remote", "yaml_source"},
+    "inventory": {"remote", "yaml_source", "yaml_words"},
     "practice": set(),
     "modules": {*DOMAIN, "remote", "patchfiles"},
-    "engine": {"agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
+    "engine": {"agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source", "yaml_words"},
     "report": {*DOMAIN, "engine", "modules"},
 }
 

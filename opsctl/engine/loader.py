@@ -18,6 +18,7 @@ from opsctl.errors import UsageError
 from opsctl.schema_errors import problems, validate
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import Source, parse_yaml
+from opsctl.yaml_words import refuse, settled
 
 _TASK_KEYS = tuple(info.alias or name for name, info in TaskKeys.model_fields.items())
 _PLAY_KEYS = tuple(PlayKeys.model_fields)
@@ -149,6 +150,7 @@ class _Loader:
         name = known[0]
         keys: TaskKeys = validate(TaskKeys, {k: v for k, v in value.items() if k != name}, at.source, at.path)
         args, at_args = _arguments(name, value[name], at / name)
+        args = settled(modules.get(name).args, args, at_args.source, at_args.path)
         inside = around.within(keys, at)
         task = Task(
             number=self._number,
@@ -264,6 +266,10 @@ def _check_play(play: Play) -> None:
                 raise UsageError(f"there is no handler {wanted!r}", where=(task.at / "notify").place,
                                  hint=did_you_mean(wanted, names) if names else "the play has no handlers")  # fmt: skip
     templating.check_syntax(play.keys.vars, play.at / "vars")
+    for name, param in play.keys.params.items():
+        for key in ("default", "choices"):
+            if param.type != "bool":
+                refuse(getattr(param, key), play.at.source, (*play.at.path, "params", name, key))
     for index, gate in enumerate(play.keys.gates):
         at = play.at / "gates" / index
         if gate.that is not None:

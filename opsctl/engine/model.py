@@ -22,6 +22,7 @@ from opsctl.engine.templating import is_template
 from opsctl.schema_errors import plainly
 from opsctl.schema_types import Duration
 from opsctl.text import VARIABLE
+from opsctl.yaml_words import JUDGED_LATER, whole_number
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class _Strict(BaseModel):
 
 
 _DURATION: TypeAdapter[float] = TypeAdapter(Duration)
-_COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0)])
+_COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0), BeforeValidator(whole_number)])
 
 
 def _or_template(adapter: TypeAdapter[Any], value: Any) -> Any:
@@ -81,6 +82,7 @@ TemplatedDuration = Annotated[
 TemplatedCount = Annotated[
     int | str, BeforeValidator(lambda v: _or_template(_COUNT, v)), WithJsonSchema({"type": ["integer", "string"]})
 ]
+Tasks = Annotated[list[Any], JUDGED_LATER]
 Names = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 Condition = bool | str | list[bool | str]
 Variables = Annotated[dict[str, Any], BeforeValidator(_variables)]
@@ -111,8 +113,12 @@ class Param(_Strict):
     type: Literal[
         "text", "int", "float", "bool", "list", "map", "path", "file", "folder", "duration", "size", "secret"
     ] = Field("text", description="`path`: made absolute; `file` and `folder` must exist on this machine as well.")
-    default: Any = Field(None, description="Used when nothing is given. May be a template. null: there is no value.")
-    choices: list[Any] | None = Field(None, min_length=1, description="The values that are allowed.")
+    default: Annotated[Any, JUDGED_LATER] = Field(
+        None, description="Used when nothing is given. May be a template. null: there is no value."
+    )
+    choices: Annotated[list[Any] | None, JUDGED_LATER] = Field(
+        None, min_length=1, description="The values that are allowed."
+    )
     help: str | None = Field(None, description="What it is for.")
 
     @property
@@ -173,9 +179,9 @@ class BlockKeys(_Strict):
     tags: Names = Field(default_factory=list)
     vars: Variables = Field(default_factory=dict)
     become: bool | str | None = None
-    block: list[Any] = Field(description="Tasks.")
-    rescue: list[Any] = Field(default_factory=list, description="Tasks to run when one of the block fails.")
-    always: list[Any] = Field(default_factory=list, description="Tasks to run in any case.")
+    block: Tasks = Field(description="Tasks.")
+    rescue: Tasks = Field(default_factory=list, description="Tasks to run when one of the block fails.")
+    always: Tasks = Field(default_factory=list, description="Tasks to run in any case.")
 
 
 class IncludeKeys(_Strict):
@@ -197,9 +203,9 @@ class PlayKeys(_Strict):
     hosts: str | list[str] = Field(description="Host pattern: names, groups, a:b (either), a:&b (both), a:!c (not).")
     params: dict[VariableName, Param] = Field(default_factory=dict, description="Values given with -e, with types.")
     vars: Variables = Field(default_factory=dict)
-    tasks: list[Any] = Field(default_factory=list)
-    handlers: list[Any] = Field(default_factory=list, description="Tasks that run once at the end when notified.")
-    rescue: list[Any] = Field(
+    tasks: Tasks = Field(default_factory=list)
+    handlers: Tasks = Field(default_factory=list, description="Tasks that run once at the end when notified.")
+    rescue: Tasks = Field(
         default_factory=list,
         description="Tasks to run when the play fails on a host, before anything is taken back; the outcome stays.",
     )

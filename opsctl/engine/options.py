@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import UsageError
 from opsctl.text import VARIABLE, one_line
 
+if TYPE_CHECKING:
+    from opsctl.yaml_source import Source
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value given on the command line: as text whose type is still open, or as a value."""
+    """A value given on the command line: as text whose type is still open, or as a value.
+
+    source: the file that it was read from, where it was.
+    """
 
     value: Any
     open: bool = False
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, 
             source = read_yaml(Path(word[1:]))
             if not isinstance(source.value, dict):
                 raise UsageError("a file of variables is a mapping", where=source.place())
-            given |= {_name(k, word): Given(v) for k, v in source.value.items()}
+            given |= {_name(k, word): Given(v, source=source) for k, v in source.value.items()}
             continue
         name, text = _split(word, "-e")
         given[name] = _tagged(text) if text.startswith("!") else Given(text, open=True)

@@ -12,17 +12,30 @@ from opsctl.engine.model import Param
 from opsctl.engine.options import Given
 from opsctl.engine.scope import Layer
 from opsctl.engine.tasks import Play
-from opsctl.engine.templating import holds_template
+from opsctl.engine.templating import At, holds_template
 from opsctl.errors import UsageError
 from opsctl.quantities import seconds, size_in_bytes
 from opsctl.secret import Secret
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import parse_yaml, plain_scalar
+from opsctl.yaml_words import Word, ambiguous, as_bool, refuse
 
 
-def untyped(given: Given) -> Any:
-    """What a value is when no param says its type."""
-    return plain_scalar(given.value) if given.open else given.value
+def untyped(name: str, given: Given) -> Any:
+    """What a value is when no param says its type. Raises UsageError where it could be two things."""
+    if not given.open:
+        _refuse(name, given)
+        return given.value
+    value = plain_scalar(given.value)
+    if isinstance(value, Word):
+        error = ambiguous(value, None, f"-e {name}: ")
+        raise UsageError(error.message, hint=f"{error.hint}: --set-string {name}={value}")
+    return value
+
+
+def _refuse(name: str, given: Given) -> None:
+    if given.source is not None:
+        refuse(given.value, given.source, (name,))
 
 
 def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: Collection[str]) -> None:
@@ -41,11 +54,13 @@ def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: 
 def param_layers(play: Play, given: Mapping[str, Given]) -> tuple[Layer, Layer]:
     """What the command line says, and the defaults of params (which may be templates). Raises UsageError."""
     at = play.at / "params"
-    said: dict[str, Any] = {name: untyped(value) for name, value in given.items() if name not in play.keys.params}
+    said: dict[str, Any] = {name: untyped(name, value) for name, value in given.items() if name not in play.keys.params}
     defaults: dict[str, Any] = {}
     for name, param in play.keys.params.items():
         if name in given:
-            said[name] = _checked(f"-e {name}", param, given[name].value, Path())
+            if param.type != "bool":
+                _refuse(name, given[name])
+            said[name] = _checked(f"-e {name}", param, given[name].value, Path(), at / name)
         elif param.required:
             help_ = f" ({param.help})" if param.help else ""
             raise UsageError(f"the param {name!r} has no value{help_}", where=(at / name).place,
@@ -54,21 +69,30 @@ def param_layers(play: Play, given: Mapping[str, Given]) -> tuple[Layer, Layer]:
             defaults[name] = param.default
         else:
             try:
-                defaults[name] = _checked(f"default of {name}", param, param.default, Path(at.source.file).parent)
+                folder = Path(at.source.file).parent
+                defaults[name] = _checked(f"default of {name}", param, param.default, folder, at / name)
             except UsageError as error:
                 raise UsageError(error.message, where=(at / name / "default").place, hint=error.hint) from None
     return Layer(said), Layer(defaults, at)
 
 
-def _checked(what: str, param: Param, value: Any, folder: Path) -> Any:
+def _checked(what: str, param: Param, value: Any, folder: Path, at: At) -> Any:
     try:
         result = _converted(param.type, value, folder)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{what}: {error}") from None
-    if param.choices is not None and result not in param.choices:
+    if param.choices is not None and result not in _choices(param, folder, at / "choices"):
         raise UsageError(f"{what}: {one_line(repr(result), 60)} is none of the choices",
                          hint=did_you_mean(str(result), [str(c) for c in param.choices]))  # fmt: skip
     return result
+
+
+def _choices(param: Param, folder: Path, at: At) -> list[Any]:
+    """The choices as values of the param's type."""
+    try:
+        return [_converted(param.type, choice, folder) for choice in param.choices or ()]
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"choices: {error}", where=at.place) from None
 
 
 def _converted(kind: str, value: Any, folder: Path) -> Any:
@@ -82,8 +106,8 @@ def _converted(kind: str, value: Any, folder: Path) -> Any:
         case "secret":
             return value if isinstance(value, Secret) else Secret(str(value))
         case "bool":
-            words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-            return _kind(words.get(str(value).lower(), value), words.get(str(value).lower()), bool, "true or false")
+            meant = as_bool(str(value))
+            return _kind(value if meant is None else meant, meant, bool, "true or false")
         case "int":
             number = plain_scalar(value) if isinstance(value, str) else value
             return _kind(number, number, int, "a whole number")
@@ -93,7 +117,11 @@ def _converted(kind: str, value: Any, folder: Path) -> Any:
                 number = float(number) if number.strip().replace(".", "").isalnum() and number[:1].isdigit() else number
             return float(_kind(number, number, int | float, "a number"))
         case "list" | "map":
-            parsed = parse_yaml(value, "-e").value if isinstance(value, str) else value
+            parsed = value
+            if isinstance(value, str):
+                source = parse_yaml(value, "-e")
+                refuse(source.value, source, ())
+                parsed = source.value
             return _kind(parsed, parsed, list if kind == "list" else dict, "a list" if kind == "list" else "a mapping")
         case "duration":
             return seconds(value)

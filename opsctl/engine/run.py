@@ -280,7 +280,7 @@ class Declined(OpsctlError):
 
 
 def _meta(plan: Plan, options: Options) -> dict[str, Any]:
-    variables = {name: params.untyped(given) for name, given in options.given.items()}
+    variables: dict[str, Any] = {}
     for stage in plan.stages:
         variables |= stage.given.values
     known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__}

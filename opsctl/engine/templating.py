@@ -225,9 +225,18 @@ def _joined(parts: Iterable[Any]) -> Any:
         if isinstance(values[0], Unknown):
             str(values[0])  # raises Undecided
         return values[0]
+    if any(v is None for v in values):
+        raise _NullInText
     if any(isinstance(v, Secret) for v in values):
         return Secret("".join(v.reveal() if isinstance(v, Secret) else str(v) for v in values))
     return "".join(str(v) for v in values)
+
+
+class _NullInText(TemplateError):
+    """A null was to become part of a text."""
+
+    def __init__(self) -> None:
+        super().__init__("a null is no text: say what is to stand there, as in {{ name or '' }}")
 
 
 class _Generator(NativeCodeGenerator):
@@ -260,6 +269,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @cache
 def _text_environment() -> ImmutableSandboxedEnvironment:
     def in_clear(value: Any) -> Any:
+        if value is None:
+            raise _NullInText
         return value.reveal() if isinstance(value, Secret) else value
 
     return _prepare(

@@ -11,6 +11,7 @@ from typing import Any
 from opsctl.errors import UsageError
 from opsctl.text import did_you_mean
 from opsctl.yaml_source import DocPath, Source
+from opsctl.yaml_words import as_bool
 
 _GROUP_KEYS = {"hosts", "children", "vars"}
 _OURS = {"defaults", "groups", "hosts"}
@@ -129,7 +130,7 @@ def _settings(result: Translated, source: Source, said: Any, path: tuple[str, ..
             result.notes.append(f"{source.key_place((*path, key))}: {key} has no meaning here and is not used")
         else:
             variables[key] = value
-    if become in (True, "yes", "true", "on", "True"):
+    if become is True or (isinstance(become, str) and as_bool(become)):
         settings["become"] = become_user or True
     elif become is not None:
         settings["become"] = False

@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Text, split
+from opsctl.modules.fields import HostPath, Pattern, Public, Text, split
 from opsctl.modules.sealed import seal
+from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.text import one_line
 
@@ -44,8 +45,8 @@ class CommandArgs(ModuleArgs):
     cwd: HostPath | None = Field(None, description="Folder to run it in.")
     env: dict[str, Text] = Field(default={}, description="Environment variables on top of the usual ones.")
     stdin: Text | None = Field(None, description="Its standard input; nothing by default.")
-    timeout: Seconds = Field(600.0, description="It is stopped after this time.")
-    inactivity: Seconds | None = Field(None, description="It is stopped after this time without output.")
+    timeout: Duration = Field(600.0, description="It is stopped after this time.")
+    inactivity: Duration | None = Field(None, description="It is stopped after this time without output.")
     ok_codes: list[int] = Field(default=[0], description="Exit codes that mean success.")
 
     @model_validator(mode="after")

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import Seconds
+from opsctl.schema_types import Duration
 
 Part = Literal["os", "kernel", "cpu", "memory", "disks", "numa", "gpu", "python", "cuda", "host", "user"]
 
 
 class FactsArgs(ModuleArgs):
     parts: list[Part] | None = Field(None, description="Only these; all by default.")
-    limit: Seconds = Field(5.0, description="Time for each part; those that take longer are named in `missing`.")
+    limit: Duration = Field(5.0, description="Time for each part; those that take longer are named in `missing`.")
 
 
 class Facts(Module[FactsArgs]):

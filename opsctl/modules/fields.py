@@ -10,20 +10,11 @@ from pydantic import AfterValidator, BeforeValidator
 
 from opsctl.secret import Secret
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
 
 def _mode(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3,4}", value):
         return int(value, 8)
     raise ValueError('expected octal digits as text, such as "0644"')
-
-
-def _seconds(value: Any) -> Any:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)?", str(value).strip())
-    if isinstance(value, bool) or not found:
-        raise ValueError("expected seconds, or a number with a unit: 90, 1.5s, 20m, 2h")
-    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def _path(value: str) -> str:
@@ -47,7 +38,6 @@ def _pattern(value: str) -> str:
 
 
 Mode = Annotated[int, BeforeValidator(_mode, json_schema_input_type=str)]
-Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=float | str)]
 HostPath = Annotated[str, AfterValidator(_path)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Statuses = Annotated[

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Conflict
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Seconds
+from opsctl.modules.fields import HostPath
+from opsctl.schema_types import Duration
 
 KEEP = "0"
 SHOWN = 10
@@ -28,7 +29,7 @@ class GitArgs(ModuleArgs):
     )
     submodules: bool = Field(False, description="Bring submodules to their commits too.")
     depth: int | None = Field(None, description="Fetch only this many commits of history.", ge=1)
-    timeout: Seconds = Field(1800.0, description="Time for the whole of it.")
+    timeout: Duration = Field(1800.0, description="Time for the whole of it.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 
 from opsctl.agent.protocol import Call
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import Pattern, Public, Seconds, Statuses, Text, reveal
+from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal
 from opsctl.modules.sealed import seal_headers
+from opsctl.schema_types import Duration
 from opsctl.text import one_line
 
 
@@ -23,7 +24,7 @@ class HttpArgs(ModuleArgs):
     content: Text | None = Field(None, description="Content, sent as it is.")
     status: Statuses = Field([200], description="Statuses that mean success.")
     contains: Pattern | None = Field(None, description="Regular expression that must be found in the answer.")
-    timeout: Seconds = Field(30.0, description="Time to wait for the answer.")
+    timeout: Duration = Field(30.0, description="Time to wait for the answer.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

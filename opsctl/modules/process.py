@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from opsctl.agent.process import env_digest
 from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Public, Seconds, Text, reveal, split
+from opsctl.modules.fields import HostPath, Public, Text, reveal, split
 from opsctl.modules.sealed import seal
+from opsctl.schema_types import Duration
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
 Argv = Annotated[list[Public], BeforeValidator(lambda value: split(value, "argv") if isinstance(value, str) else value)]
@@ -27,7 +28,7 @@ class ProcessArgs(ModuleArgs):
     cwd: HostPath | None = Field(None, description="Folder to run in (default /).")
     env: dict[str, Text] = Field(default={}, description="Environment variables on top of the usual ones.")
     port: int | None = Field(None, description="Port it will listen on; not started while another holds it.", ge=1)
-    stop_wait: Seconds = Field(90.0, description="Time after SIGTERM before it and its children are killed.")
+    stop_wait: Duration = Field(90.0, description="Time after SIGTERM before it and its children are killed.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import Public, Seconds
+from opsctl.modules.fields import Public
+from opsctl.schema_types import Duration
 from opsctl.text import one_line
 
 
 class RawArgs(ModuleArgs):
     cmd: Public = Field(description="Text for the login user's shell.")
-    timeout: Seconds = Field(60.0, description="It is given up after this time.")
+    timeout: Duration = Field(60.0, description="It is given up after this time.")
     ok_codes: list[int] = Field(default=[0], description="Exit codes that mean success.")
 
 

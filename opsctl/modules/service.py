@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import Seconds
+from opsctl.schema_types import Duration
 
 KEEP = "0"
 
@@ -23,7 +23,7 @@ class ServiceArgs(ModuleArgs):
     daemon_reload: bool = Field(
         False, description="Have systemd read its units again; done anyway when it asks for it."
     )
-    timeout: Seconds = Field(300.0, description="Time for each action of systemd.")
+    timeout: Duration = Field(300.0, description="Time for each action of systemd.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

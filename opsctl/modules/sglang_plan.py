@@ -16,7 +16,8 @@ from opsctl.agent.readiness import STALL_SECONDS
 from opsctl.agent.serverargv import DEFAULT_PORT
 from opsctl.errors import UsageError
 from opsctl.modules.contract import ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Seconds, Text, reveal
+from opsctl.modules.fields import HostPath, Text, reveal
+from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.sglang import command, flags
 
@@ -31,14 +32,14 @@ class ServerArgs(ModuleArgs):
     link: HostPath | None = Field(
         None, description="Link that names the release in service; by default `current` beside the draft model."
     )
-    ready_timeout: Seconds = Field(1200.0, description="Time from start to the first token.")
-    stall: Seconds | None = Field(
+    ready_timeout: Duration = Field(1200.0, description="Time from start to the first token.")
+    stall: Duration | None = Field(
         STALL_SECONDS, description="Give up when neither the log nor GPU memory has grown for this time."
     )
     speculation: bool = Field(
         True, description="false: serve without a draft model, to measure what speculation brings."
     )
-    stop_wait: Seconds = Field(180.0, description="Time to finish requests before it is killed.")
+    stop_wait: Duration = Field(180.0, description="Time to finish requests before it is killed.")
     adopt: bool = Field(
         False,
         description="Take over an SGLang server on this port that opsctl did not start: a rollback starts it again as "

@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from opsctl.agent.protocol import Call
 from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import HostPath, Pattern, Public, Seconds, Statuses, Text
+from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text
 from opsctl.modules.sealed import seal_headers
+from opsctl.schema_types import Duration
 from opsctl.text import one_line
 
 MARGIN = 30.0  # seconds by which the host may be late with its own deadline
@@ -64,8 +65,8 @@ class WaitArgs(ModuleArgs):
     ] = Field(None, description="An address that is to answer.")
     log: LogLine | None = Field(None, description="A line that is to appear in a log.")
     server: ServerReady | None = Field(None, description="An SGLang server that is to answer with a token.")
-    timeout: Seconds = Field(300.0, description="How long to wait.")
-    stall: Seconds | None = Field(None, description="Give up when the log has nothing new for this time.")
+    timeout: Duration = Field(300.0, description="How long to wait.")
+    stall: Duration | None = Field(None, description="Give up when the log has nothing new for this time.")
     while_alive: Living | None = Field(None, description="Give up when this dies.")
 
     @model_validator(mode="after")

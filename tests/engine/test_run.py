@@ -28,7 +28,7 @@ tasks:
     when: written.changed
   - name: each
     copy: {dest: "OUT/etc/{{ item }}", content: "{{ item }}"}
-    loop: [x, y]
+    loop: [x, z]
 """
 
 
@@ -42,7 +42,7 @@ def test_a_second_run_changes_nothing(project: Project) -> None:
         "each": "changed",
     }
     assert (project.out / "etc/a").read_text() == "hello world\n"
-    assert (project.out / "etc/y").read_text() == "y"
+    assert (project.out / "etc/z").read_text() == "z"
     second = project.run()
     assert second.statuses() == {"folder": "ok", "content": "ok", "after a change": "skipped", "each": "ok"}
 
@@ -307,12 +307,12 @@ hosts: here
 tasks:
   - block:
       - {name: broken, command: "false"}
-      - {name: not reached, debug: no}
+      - {name: not reached, debug: "no"}
     rescue:
       - {name: saved, debug: "{{ failed_task.name }}"}
     always:
-      - {name: in any case, debug: yes}
-  - {name: goes on, debug: on}
+      - {name: in any case, debug: "yes"}
+  - {name: goes on, debug: "on"}
 """
     )
     assert ran.code == Exit.DONE

@@ -120,10 +120,10 @@ def test_what_is_wrong_is_told_with_its_place(
 
 
 def test_yaml_guesses_nothing(tmp_path: Path) -> None:
-    text = "hosts:\n  a:\n    python: 3.10\n    user: no\n"
-    text += "    vars: {a: no, b: 08, c: 1e3, d: 0644, e: 1.50, f: 12:30:00, g: true}\n"
+    text = "hosts:\n  a:\n    python: 3.10\n    user: 08\n    become: false\n"
+    text += "    vars: {a: 'no', b: 08, c: 1e3, d: 0644, e: 1.50, f: 12:30:00, g: true}\n"
     host = inventory(tmp_path, text).select("a")[0]
-    assert (host.settings.python, host.settings.user) == ("3.10", "no")
+    assert (host.settings.python, host.settings.user) == ("3.10", "08")
     found = {k: host.variables[k] for k in "abcdefg"}
     assert found == {"a": "no", "b": "08", "c": "1e3", "d": "0644", "e": 1.5, "f": "12:30:00", "g": True}
 
