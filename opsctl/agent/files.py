@@ -6,19 +6,21 @@ longer holds; with `keep` they write down first what `restore` needs. Text never
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
-from typing import Any, Dict, List, Optional
+import stat as st
+from typing import Any, Dict, Iterator, List, Optional
 
 from opsctl.agent import filestate as fs
-from opsctl.agent import filewrite, trash
-from opsctl.agent.durable import sync_folder
+from opsctl.agent import filewrite, safepath, trash
 from opsctl.agent.filewrite import Owner
 from opsctl.agent.keep import load, place, save
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.regular import opened, whole
+from opsctl.agent.safepath import Place
 
 
 def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow: bool = False) -> Reply:
@@ -27,19 +29,31 @@ def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow
     With `follow` a symbolic link is resolved; the state then has the `real` path.
     """
     path = fs.absolute(path)
-    real = os.path.realpath(path) if follow else path
     with told("look at", path):
+        real = safepath.resolved(path) if follow else path
         body = b""
-        found = fs.state(real, False)
-        if found["kind"] == "file" and found["size"] <= content:
-            with opened(real) as stream:
-                body = whole(stream, content + 1)
-            found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
-        elif found["kind"] == "file" and digest:
-            found["sha256"] = fs.sha256(real, call)
+        with _there(real) as at:
+            found = fs.of(at, False) if at else dict(fs.ABSENT)
+            if at and found["kind"] == "file" and found["size"] <= content:
+                with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
+                    body = whole(stream, content + 1)
+                found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
+            elif at and found["kind"] == "file" and digest:
+                found["sha256"] = fs.sha256(at.name, call, at.folder)
     if follow:
         found["real"] = real
     return Reply(found, body)
+
+
+@contextlib.contextmanager
+def _there(path: str) -> Iterator[Optional[Place]]:
+    """The place of a path; None where the folder that would hold it is missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            at = stack.enter_context(safepath.place(path))
+        except (FileNotFoundError, NotADirectoryError):
+            at = None
+        yield at
 
 
 def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply:
@@ -56,14 +70,23 @@ def tree(call: Context, path: str, digest: bool = True, limit: int = 100000) -> 
     """States of everything below a folder, by relative path. Links are listed, not followed."""
     path = fs.absolute(path)
     entries: Dict[str, Any] = {}
-    with told("list", path):
-        top = fs.state(path, False)
-        for folder, folders, names in os.walk(path):
-            for name in folders + names:
-                if call.cancelled() or len(entries) >= limit:
-                    raise AgentError("invalid", "more than %d entries below %s" % (limit, path), path=path)
-                full = os.path.join(folder, name)
-                entries[os.path.relpath(full, path)] = fs.state(full, digest, call)
+
+    def visit(folder: int, above: str) -> None:
+        for name in sorted(os.listdir(folder)):
+            if call.cancelled() or len(entries) >= limit:
+                raise AgentError("invalid", "more than %d entries below %s" % (limit, path), path=path)
+            at = Place(folder, name, os.path.join(path, above, name))
+            with told("look at", at.path):
+                found = entries[os.path.join(above, name)] = fs.of(at, digest, call)
+                if found["kind"] == "dir":
+                    with at.entered() as below:
+                        visit(below, os.path.join(above, name))
+
+    with told("list", path), _there(path) as at:
+        top = fs.of(at, False) if at else dict(fs.ABSENT)
+        if at and top["kind"] == "dir":
+            with at.entered() as folder:
+                visit(folder, "")
     return {"top": top, "entries": entries}
 
 
@@ -78,20 +101,20 @@ def write(
 ) -> Dict[str, Any]:
     """Make `path` a file with the body as its content. Mode and owner default to those it has, else 0644 and ours."""
     path = fs.absolute(path)
-    with told("write", path):
-        temporary = filewrite.temporary_for(call, path, keep)
+    with told("write", path), safepath.place(path) as at:
+        temporary = filewrite.temporary_for(call, at, keep)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            descriptor = temporary.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EROFS) or not os.path.isfile(path):
+            if error.errno not in (errno.EACCES, errno.EROFS) or fs.of(at, False)["kind"] != "file":
                 raise
-            return filewrite.replace(call, path, None, mode, owner, group, expect, keep)
+            return filewrite.replace(call, at, None, mode, owner, group, expect, keep)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(call.body)
                 stream.flush()
                 os.fsync(stream.fileno())
-            return filewrite.replace(call, path, temporary, mode, owner, group, expect, keep)
+            return filewrite.replace(call, at, temporary, mode, owner, group, expect, keep)
         finally:
             filewrite.gone(temporary)
 
@@ -109,10 +132,11 @@ def adopt(
 ) -> Dict[str, Any]:
     """Make `path` the file that was transferred to `partial`, in the same folder, if its digest is right."""
     partial, path = fs.absolute(partial), fs.absolute(path)
-    with told("put in place", path):
-        if fs.sha256(partial, call) != sha256:
+    with told("put in place", path), safepath.place(path) as at:
+        arrived = at.beside(os.path.basename(partial))
+        if fs.sha256(arrived.name, call, arrived.folder) != sha256:
             raise AgentError("conflict", "%s is not what was sent: its digest differs" % partial, path=partial)
-        return filewrite.replace(call, path, partial, mode, owner, group, expect, keep)
+        return filewrite.replace(call, at, arrived, mode, owner, group, expect, keep)
 
 
 def attributes(
@@ -126,15 +150,27 @@ def attributes(
 ) -> Dict[str, Any]:
     """Set mode, owner and group of a file or folder."""
     path = fs.absolute(path)
-    with told("change", path):
-        before = fs.state(path, digest=bool(expect and "sha256" in expect))
+    with told("change", path), safepath.place(path) as at:
+        before = fs.of(at, digest=bool(expect and "sha256" in expect))
         fs.demand(path, before, expect)
         if before["kind"] in ("absent", "link"):
             raise AgentError("not-found", "%s is not a file or folder" % path, path=path)
         uid, gid = fs.uid_of(owner), fs.gid_of(group)
         save(call, keep, {"before": before, "after": filewrite.dressed(before, mode, uid, gid)})
-        fs.dress(path, mode, uid, gid)
-        return fs.state(path, digest=False)
+        _dress(at, before, mode, uid, gid)
+        return fs.of(at, digest=False)
+
+
+def _dress(at: Place, before: fs.State, mode: Optional[int], uid: int, gid: int) -> None:
+    """Dress what is there, if it is what was looked at and not a name for another file."""
+    with at.held() as handle:
+        info = os.stat(handle)
+        if info.st_uid != before["uid"] or st.S_IMODE(info.st_mode) != before["mode"]:
+            raise AgentError("conflict", "%s has changed since it was looked at" % at.path, path=at.path)
+        if at.planted(info):
+            message = "%s is one of %d hard links to a file, in a folder that others can change: it is left as it is"
+            raise AgentError("permission", message % (at.path, info.st_nlink), path=at.path)
+        fs.dress(handle, mode, uid, gid)
 
 
 def mkdir(
@@ -150,7 +186,7 @@ def mkdir(
     with told("make folder", path):
         missing: List[str] = []
         above = path
-        while not os.path.lexists(above):
+        while not _exists(above):
             missing.insert(0, above)
             above = os.path.dirname(above)
         if not missing:
@@ -158,10 +194,20 @@ def mkdir(
         uid, gid = fs.uid_of(owner), fs.gid_of(group)
         save(call, keep, {"made": missing})
         for folder in missing:
-            os.mkdir(folder, 0o700)
-            fs.dress(folder, 0o755 if mode is None or folder != path else mode, uid, gid)
-            sync_folder(os.path.dirname(folder))
-        return fs.state(path)
+            with safepath.place(folder) as at:
+                os.mkdir(at.name, 0o700, dir_fd=at.folder)
+                with at.entered() as made:
+                    if os.fstat(made).st_uid != os.geteuid() or os.listdir(made):
+                        raise AgentError("conflict", "%s was changed by someone else meanwhile" % folder, path=folder)
+                    fs.dress(made, 0o755 if mode is None or folder != path else mode, uid, gid)
+                at.sync()
+        with safepath.place(path) as at:
+            return fs.of(at)
+
+
+def _exists(path: str) -> bool:
+    with _there(path) as at:
+        return at is not None and at.exists()
 
 
 def link(
@@ -169,25 +215,26 @@ def link(
 ) -> Dict[str, Any]:
     """Make `path` a symbolic link to `target`, replacing another link in one step."""
     path = fs.absolute(path)
-    with told("link", path):
-        before = fs.state(path)
+    with told("link", path), safepath.place(path) as at:
+        before = fs.of(at)
         fs.demand(path, before, expect)
         if before["kind"] not in ("absent", "link"):
             raise AgentError("exists", "%s is a %s; only a link is replaced by a link" % (path, before["kind"]))
         save(call, keep, {"before": before, "after": {"kind": "link", "target": target}})
-        filewrite.put_link(path, target, filewrite.temporary_for(call, path, keep))
-        return fs.state(path)
+        filewrite.put_link(at, target, filewrite.temporary_for(call, at, keep))
+        return fs.of(at)
 
 
 def remove(call: Context, path: str, expect: Optional[fs.State] = None, keep: Optional[str] = None) -> Dict[str, Any]:
     """Make `path` absent. With `keep` it is moved into the journal, whole; else it is deleted."""
     path = fs.absolute(path)
-    with told("remove", path):
-        before = fs.state(path, digest=bool(expect and "sha256" in expect))
+    with told("remove", path), _there(path) as at:
+        before = fs.of(at, digest=bool(expect and "sha256" in expect)) if at else dict(fs.ABSENT)
         if before["kind"] == "absent" and not expect:
             return before
         fs.demand(path, before, expect)
-        trash.discard(call, path, before, keep)
+        if at:
+            trash.discard(call, at, before, keep)
         return dict(fs.ABSENT)
 
 
@@ -196,20 +243,28 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
     path = fs.absolute(path)
     record = load(call, keep)
     with told("restore", path):
-        temporary = filewrite.temporary_for(call, path, keep)
-        if record is None:
-            return {"restored": False}
-        if "made" in record:
+        if record and "made" in record:
             return {"restored": _unmake(record["made"])}
-        before, after = record["before"], record["after"]
-        now = fs.state(path, digest="sha256" in before or bool(after and "sha256" in after))
-        if trash.untouched(path, record) if record.get("trashed") else not fs.differs(now, before):
-            trash.tidy(record)
-            return {"restored": False}
-        if after is not None and not _ours(now, before, after):
-            raise AgentError("conflict", "%s was changed by someone else since; it is left as it is" % path, path=path)
-        _put_back(call, path, before, now, keep, record, temporary)
-        return {"restored": True}
+        with _there(path) as at:
+            if at is None:  # nothing can have been made there
+                if record and record["before"]["kind"] != "absent":
+                    raise AgentError("conflict", "the folder of %s is gone" % path, path=path)
+                return {"restored": False}
+            temporary = filewrite.temporary_for(call, at, keep)
+            return {"restored": record is not None and _restore(call, at, keep, record, temporary)}
+
+
+def _restore(call: Context, at: Place, keep: str, record: Dict[str, Any], temporary: Place) -> bool:
+    before, after = record["before"], record["after"]
+    now = fs.of(at, digest="sha256" in before or bool(after and "sha256" in after))
+    if trash.untouched(at, record) if record.get("trashed") else not fs.differs(now, before):
+        trash.tidy(at, record)
+        return False
+    if after is not None and not _ours(now, before, after):
+        message = "%s was changed by someone else since; it is left as it is" % at.path
+        raise AgentError("conflict", message, path=at.path)
+    _put_back(call, at, before, now, keep, record, temporary)
+    return True
 
 
 def _ours(now: fs.State, before: fs.State, after: fs.State) -> bool:
@@ -219,28 +274,29 @@ def _ours(now: fs.State, before: fs.State, after: fs.State) -> bool:
 
 
 def _put_back(
-    call: Context, path: str, before: fs.State, now: fs.State, keep: str, record: Dict[str, Any], temporary: str
+    call: Context, at: Place, before: fs.State, now: fs.State, keep: str, record: Dict[str, Any], temporary: Place
 ) -> None:
     if record.get("trashed"):
-        trash.recover(place(call, keep), path, temporary)
-        trash.tidy(record)
+        trash.recover(place(call, keep), at, temporary)
+        trash.tidy(at, record)
     elif before["kind"] == "absent":
-        os.unlink(path)
-        sync_folder(os.path.dirname(path))
+        at.unlink()
+        at.sync()
     elif before["kind"] == "link":
-        filewrite.put_link(path, before["target"], temporary)
-        os.chown(path, before["uid"], before["gid"], follow_symlinks=False)
+        filewrite.put_link(at, before["target"], temporary)
+        os.chown(at.name, before["uid"], before["gid"], dir_fd=at.folder, follow_symlinks=False)
     elif before["kind"] == "file" and now.get("sha256") != before.get("sha256"):
-        trash.put(place(call, keep), path, before, temporary)
+        trash.put(place(call, keep), at, before, temporary)
     else:
-        fs.dress(path, before["mode"], before["uid"], before["gid"])
+        _dress(at, now, before["mode"], before["uid"], before["gid"])
 
 
 def _unmake(made: List[str]) -> bool:
     undone = False
     for folder in reversed(made):
         try:
-            os.rmdir(folder)
+            with safepath.place(folder) as at:
+                os.rmdir(at.name, dir_fd=at.folder)
             undone = True
         except FileNotFoundError:
             continue

@@ -17,14 +17,15 @@ import pwd
 import stat as st
 from typing import Any, BinaryIO, Dict, Iterable, Optional, Union
 
-from opsctl.agent.durable import sync_folder
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.regular import opened
+from opsctl.agent.safepath import Place
 
 State = Dict[str, Any]
 CHUNK = 1 << 20
 SHAPE = ("kind", "sha256", "target")  # what a path is
 ATTRIBUTES = ("mode", "uid", "gid")  # changed one by one, so a change cut half way leaves a mixture
+_CAPABILITY = "security.capability"
 ABSENT: State = {"kind": "absent"}
 
 
@@ -36,15 +37,15 @@ def absolute(path: str) -> str:
     return os.path.normpath(full)
 
 
-def state(path: str, digest: bool = True, call: Optional[Context] = None) -> State:
-    """The state of `path` itself; a symbolic link is not followed."""
+def state(path: str, digest: bool = True, call: Optional[Context] = None, dir_fd: Optional[int] = None) -> State:
+    """The state of `path` itself, in the folder `dir_fd`; a symbolic link is not followed."""
     try:
-        info = os.lstat(path)
+        info = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return dict(ABSENT)
     found: State = {"uid": info.st_uid, "gid": info.st_gid, "owner": _user(info.st_uid), "group": _group(info.st_gid)}
     if st.S_ISLNK(info.st_mode):
-        return dict(found, kind="link", target=os.readlink(path))
+        return dict(found, kind="link", target=os.readlink(path, dir_fd=dir_fd))
     found["mode"] = st.S_IMODE(info.st_mode)
     if st.S_ISDIR(info.st_mode):
         return dict(found, kind="dir")
@@ -52,13 +53,19 @@ def state(path: str, digest: bool = True, call: Optional[Context] = None) -> Sta
         return dict(found, kind="other")
     found.update(kind="file", size=info.st_size)
     if digest:
-        found["sha256"] = sha256(path, call)
+        found["sha256"] = sha256(path, call, dir_fd)
     return found
 
 
-def sha256(path: str, call: Optional[Context] = None) -> str:
+def of(at: Place, digest: bool = True, call: Optional[Context] = None) -> State:
+    """The state of what has a name in a folder that is held open."""
+    return state(at.name, digest, call, at.folder)
+
+
+def sha256(path: str, call: Optional[Context] = None, dir_fd: Optional[int] = None) -> str:
+    """The digest of a regular file's content, in hex."""
     digest = hashlib.sha256()
-    with opened(path) as stream:
+    with opened(path, os.O_NOFOLLOW if dir_fd is not None else 0, dir_fd) as stream:
         for part in parts(stream):
             if call is not None and call.cancelled():
                 raise AgentError("failed", "cancelled while reading %s" % path, path=path)
@@ -121,52 +128,60 @@ def gid_of(group: Union[str, int, None]) -> int:
 
 
 def dress(target: Union[str, int], mode: Optional[int], uid: int, gid: int) -> None:
-    """Set owner, then mode: changing the owner clears set-user-id bits."""
-    if uid != -1 or gid != -1:
-        os.chown(target, uid, gid)
-    if mode is not None:
-        os.chmod(target, mode)
+    """Set owner and mode of an open file or folder: a descriptor, or a path of one in /proc.
+
+    What is not given stays: set-user-id bits and file capabilities, too, which the system drops with the owner.
+    """
+    info = os.stat(target)
+    if uid in (-1, info.st_uid) and gid in (-1, info.st_gid):
+        if mode not in (None, st.S_IMODE(info.st_mode)):
+            os.chmod(target, mode)
+        return
+    capability = _xattr(target, _CAPABILITY)
+    os.chown(target, uid, gid)
+    os.chmod(target, st.S_IMODE(info.st_mode) if mode is None else mode)
+    if capability is not None:
+        os.setxattr(target, _CAPABILITY, capability)
 
 
-def beside(path: str, seed: Optional[str] = None) -> str:
-    """A name for a temporary thing in the same folder, so that a rename replaces `path` in one step.
+def _xattr(target: Union[str, int], name: str) -> Optional[bytes]:
+    try:
+        return os.getxattr(target, name)
+    except OSError:  # it has none, or its file system has none
+        return None
+
+
+def beside(at: Place, seed: Optional[str] = None) -> Place:
+    """The place of a temporary thing in the same folder, so that a rename replaces `at` in one step.
 
     With a `seed` (where the change keeps what it needs to go back) it is always the same, so that an undo finds what a
     crash left of it.
     """
-    folder, name = os.path.split(path)
-    token = hashlib.sha256(os.fsencode(seed)).hexdigest()[:12] if seed else os.urandom(6).hex()
+    return at.beside(hidden(at.name, seed or os.urandom(6).hex()))
+
+
+def hidden(name: str, seed: str) -> str:
+    """The name of something temporary that belongs to `name`."""
     kept = os.fsdecode(os.fsencode(name)[:200])  # names are limited in bytes
-    return os.path.join(folder, ".%s.opsctl-%s" % (kept, token))
+    return ".%s.opsctl-%s" % (kept, hashlib.sha256(os.fsencode(seed)).hexdigest()[:12])
 
 
-def copy_xattrs(source: str, target: str) -> None:
-    """Extended attributes (ACLs, SELinux labels, capabilities) as far as the file system and our rights go."""
+def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> None:
+    """Extended attributes (ACLs, SELinux labels, capabilities) as far as the file system and our rights go.
+
+    Both are descriptors, or paths of such in /proc. To be done after the owner is set, which drops capabilities, and
+    before the mode, which an ACL changes.
+    """
     try:
-        names = os.listxattr(source, follow_symlinks=False)
+        names = os.listxattr(source)
     except OSError:
         return
     for name in names:
         try:
-            os.setxattr(target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False)
+            os.setxattr(target, name, os.getxattr(source, name))
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EACCES, errno.ENODATA, errno.EINVAL):
                 raise
-
-
-def fsynced(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def moved(source: str, target: str) -> None:
-    """Rename and make it durable in both folders."""
-    os.replace(source, target)
-    for folder in {os.path.dirname(source), os.path.dirname(target)}:
-        sync_folder(folder)
 
 
 def _user(uid: int) -> str:

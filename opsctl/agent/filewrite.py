@@ -3,73 +3,90 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from typing import Any, Dict, Optional, Union
 
 from opsctl.agent import filestate as fs
 from opsctl.agent import trash
-from opsctl.agent.durable import sync_folder
 from opsctl.agent.keep import place, save
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.safepath import Place
 
 Owner = Union[str, int, None]
-IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
 
 
 def replace(
     call: Context,
-    path: str,
-    temporary: Optional[str],
+    at: Place,
+    temporary: Optional[Place],
     mode: Optional[int],
     owner: Owner,
     group: Owner,
     expect: Optional[fs.State],
     keep: Optional[str],
 ) -> Dict[str, Any]:
-    """Make `path` the file `temporary`, or write the call's body into it where there is none. Gives its new state."""
-    before = fs.state(path)
-    fs.demand(path, before, expect)
+    """Make `at` the file `temporary`, or write the call's body into it where there is none. Gives its new state."""
+    before = fs.of(at)
+    fs.demand(at.path, before, expect)
     if before["kind"] not in ("absent", "file"):
-        raise AgentError("exists", "%s is a %s, not a file" % (path, before["kind"]), path=path)
+        raise AgentError("exists", "%s is a %s, not a file" % (at.path, before["kind"]), path=at.path)
     uid, gid = fs.uid_of(owner), fs.gid_of(group)
     bare = before if before["kind"] == "file" else {"mode": 0o644, "uid": os.geteuid(), "gid": -1}
     after = dressed(bare, mode, uid, gid)
+    names = at.stat().st_nlink if before["kind"] == "file" else 1
     if keep is not None and before["kind"] == "file":
-        trash.image(path, place(call, keep), shared=temporary is not None)
+        trash.image(at, place(call, keep), shared=temporary is not None)
     if temporary is None:
-        return _in_place(call, path, call.body, before, after, keep)
+        return _in_place(call, at, call.body, before, after, keep)
+    fd = temporary.open(os.O_RDWR | os.O_NONBLOCK)
+    try:
+        _dress_new(fd, at, before, after)
+        after = dict(fs.of(temporary), **{key: value for key, value in after.items() if key in ("uid", "mode")})
+        save(call, keep, {"before": before, "after": after})
+        os.fsync(fd)
+        try:
+            temporary.rename(at)
+        except OSError as error:
+            if error.errno not in trash.IN_PLACE or before["kind"] != "file":
+                raise
+            with os.fdopen(os.dup(fd), "rb") as stream:
+                stream.seek(0)
+                return _in_place(call, at, stream.read(), before, after, keep)
+        if not os.path.samestat(os.fstat(fd), at.stat()):
+            raise AgentError("conflict", "%s was changed by someone else meanwhile" % at.path, path=at.path)
+    finally:
+        os.close(fd)
+    return dict(after, warning=_apart(at, names)) if names > 1 else after
+
+
+def _dress_new(fd: int, at: Place, before: fs.State, after: fs.State) -> None:
+    """Give a new file what it is to have, while nobody else can open it."""
+    if (after["uid"], after["gid"]) != (os.geteuid(), -1):
+        os.fchown(fd, after["uid"], after["gid"])
     if before["kind"] == "file":
-        fs.copy_xattrs(path, temporary)
-    fs.dress(temporary, after["mode"], after["uid"], after["gid"])
-    after = fs.state(temporary)
-    save(call, keep, {"before": before, "after": after})
-    fs.fsynced(temporary)
-    try:
-        os.replace(temporary, path)
-    except OSError as error:
-        if error.errno not in IN_PLACE or before["kind"] != "file":
-            raise
-        with open(temporary, "rb") as stream:
-            return _in_place(call, path, stream.read(), before, after, keep)
-    sync_folder(os.path.dirname(path))
-    return after
+        with at.held() as old:
+            fs.copy_xattrs(old, fd)
+    os.fchmod(fd, after["mode"])
 
 
-def put_link(path: str, target: str, temporary: str) -> None:
-    """Make `path` a link, replacing what is there in one step."""
-    os.symlink(target, temporary)
+def _apart(at: Place, names: int) -> str:
+    others = "the other name keeps" if names == 2 else "its %d other names keep" % (names - 1)
+    return "%s was one of %d hard links to a file: %s what was there" % (at.path, names, others)
+
+
+def put_link(at: Place, target: str, temporary: Place) -> None:
+    """Make `at` a link, replacing what is there in one step."""
+    os.symlink(target, temporary.name, dir_fd=temporary.folder)
     try:
-        os.replace(temporary, path)
+        temporary.rename(at)
     finally:
         gone(temporary)
-    sync_folder(os.path.dirname(path))
 
 
-def temporary_for(call: Context, path: str, keep: Optional[str]) -> str:
-    """The name of what is renamed to `path`, free: what a crash left there is removed."""
-    temporary = fs.beside(path, None if keep is None else place(call, keep))
-    if os.path.lexists(temporary):
+def temporary_for(call: Context, at: Place, keep: Optional[str]) -> Place:
+    """The name of what is renamed to `at`, free: what a crash left there is removed."""
+    temporary = fs.beside(at, None if keep is None else place(call, keep))
+    if temporary.exists():
         trash.delete(temporary)
     return temporary
 
@@ -83,24 +100,19 @@ def dressed(before: fs.State, mode: Optional[int], uid: int, gid: int) -> fs.Sta
     )
 
 
-def gone(path: str) -> None:
+def gone(at: Place) -> None:
     with contextlib.suppress(OSError):  # it was renamed into place, or the folder went away with it
-        os.unlink(path)
+        at.unlink()
 
 
 def _in_place(
-    call: Context, path: str, content: bytes, before: fs.State, after: fs.State, keep: Optional[str]
+    call: Context, at: Place, content: bytes, before: fs.State, after: fs.State, keep: Optional[str]
 ) -> Dict[str, Any]:
     """Overwrite the bytes of a name that cannot be replaced. Not atomic, so the caller is told."""
     if keep is not None:
-        trash.image(path, place(call, keep), shared=False)
+        trash.image(at, place(call, keep), shared=False)
         save(call, keep, {"before": before, "after": None})  # cut half way, the content is neither of the two
-    with open(path, "r+b") as stream:
-        stream.write(content)
-        stream.truncate()
-        stream.flush()
-        os.fsync(stream.fileno())
-    fs.dress(path, after["mode"], after["uid"], after["gid"])
-    now = fs.state(path)
+    trash.overwrite(at, content, after)
+    now = fs.of(at)
     save(call, keep, {"before": before, "after": now})
-    return dict(now, warning="%s could not be replaced in one step (a mount point?); it was overwritten" % path)
+    return dict(now, warning="%s could not be replaced in one step (a mount point?); it was overwritten" % at.path)

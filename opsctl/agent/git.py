@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, Dict, List, Optional
 
 from opsctl.agent import filestate as fs
-from opsctl.agent import gitsave, trash
+from opsctl.agent import filewrite, gitsave, safepath, trash
 from opsctl.agent.gitrun import git, refused, text
-from opsctl.agent.keep import load, place, save
+from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context
 
 UNDER_WAY = {
@@ -103,14 +104,16 @@ def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Dic
     """Bring a checkout back to where it was, local changes included."""
     path = fs.absolute(path)
     record = load(call, keep)
-    _temporary(call, path, keep)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), safepath.place(path) as at:
+        filewrite.temporary_for(call, at, keep)  # removes what a crash has left
     if record is None or record.get("undone") or _kind(path) != "repo":
         return {"restored": False}
     now = _state(call, path)
     if "cloned" in record:
         if now["head"] != record["cloned"] or now["changed"] or now["untracked"]:
             raise AgentError("conflict", "%s was changed by someone else since; it is left as it is" % path, path=path)
-        trash.discard(call, path, fs.state(path, False), keep + ".clone")
+        with safepath.place(path) as at:
+            trash.discard(call, at, fs.of(at, False), keep + ".clone")
     else:
         before = record["before"]
         if now["head"] not in (record["after"], before["head"]):
@@ -213,29 +216,23 @@ def _clone(
         raise AgentError("conflict", "%s exists and is no git checkout" % path, path=path)
     if source is None:
         raise AgentError("invalid", "there is no checkout at %s, and no source to clone" % path, path=path)
-    temporary = _temporary(call, path, keep)
-    try:
-        call.progress({"text": "cloning %s" % source})
-        shallow = ["--depth", str(depth)] if depth else []
-        git(call, ["clone", "--quiet", "--no-checkout"] + shallow + ["--", source, temporary], None, timeout)
-        full = _have(call, temporary, commit, source, depth, timeout)
-        git(call, ["checkout", "--quiet", "--detach", full], temporary, timeout)
-        if submodules:
-            _update_submodules(call, temporary, timeout)
-        save(call, keep, {"cloned": full})
-        fs.moved(temporary, path)
-    finally:
-        if os.path.lexists(temporary):
-            trash.delete(temporary)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with safepath.place(path) as at:
+        temporary = filewrite.temporary_for(call, at, keep)
+        try:
+            call.progress({"text": "cloning %s" % source})
+            shallow = ["--depth", str(depth)] if depth else []
+            git(call, ["clone", "--quiet", "--no-checkout"] + shallow + ["--", source, temporary.path], None, timeout)
+            full = _have(call, temporary.path, commit, source, depth, timeout)
+            git(call, ["checkout", "--quiet", "--detach", full], temporary.path, timeout)
+            if submodules:
+                _update_submodules(call, temporary.path, timeout)
+            save(call, keep, {"cloned": full})
+            temporary.rename(at)
+        finally:
+            if temporary.exists():
+                trash.delete(temporary)
     return {"before": None, "after": full, "saved": []}
-
-
-def _temporary(call: Context, path: str, keep: Optional[str]) -> str:
-    """Where a clone is made before it is moved into place; what a crash left there is removed."""
-    temporary = fs.beside(path, None if keep is None else place(call, keep))
-    if os.path.lexists(temporary):
-        trash.delete(temporary)
-    return temporary
 
 
 def _have(call: Context, path: str, commit: str, source: Optional[str], depth: Optional[int], timeout: float) -> str:

@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent import filestate as fs
-from opsctl.agent import trash
+from opsctl.agent import safepath, trash
 from opsctl.agent.gitrun import git, text
 from opsctl.agent.keep import place
 from opsctl.agent.protocol import AgentError, Context
@@ -72,7 +72,8 @@ def keep_changes(
     for number, (name, state) in enumerate(zip(names, states)):
         full = os.path.join(path, name)
         if state["kind"] == "file":
-            trash.image(full, place(call, "%s.file-%d" % (keep, number)), shared=False)
+            with safepath.place(full) as at:
+                trash.image(at, place(call, "%s.file-%d" % (keep, number)), shared=False)
         saved.append({"path": name, "number": number, "state": state})
     shutil.copyfile(_index(call, path), place(call, keep + ".index"))
     _look_at(call, path, _hidden(call, path), {})
@@ -100,7 +101,8 @@ def put_back(call: Context, path: str, record: Dict[str, Any], keep: str) -> Non
             os.symlink(state["target"], full)
         elif state["kind"] == "file":
             blob = place(call, "%s.file-%d" % (keep, entry["number"]))
-            trash.put(blob, full, state, fs.beside(full))
+            with safepath.place(full) as at:
+                trash.put(blob, at, state, fs.beside(at))
     shutil.copyfile(place(call, keep + ".index"), _index(call, path))
     git(call, ["update-index", "-q", "--refresh"], path, ok=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat as st
-from typing import BinaryIO
+from typing import BinaryIO, Optional
 
 from opsctl.agent.protocol import AgentError
 
@@ -17,12 +17,12 @@ _NAMES = {
 }
 
 
-def descriptor(path: str, flags: int = 0) -> int:
+def descriptor(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> int:
     """A regular file, open to be read. Raises OSError, AgentError invalid for anything else.
 
     What it is is asked of the open file: between a look at a name and its opening, another thing may have got the name.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
     kind = st.S_IFMT(os.fstat(fd).st_mode)
     if kind != st.S_IFREG:
         os.close(fd)
@@ -30,9 +30,9 @@ def descriptor(path: str, flags: int = 0) -> int:
     return fd
 
 
-def opened(path: str, flags: int = 0) -> BinaryIO:
+def opened(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> BinaryIO:
     """The same as a stream without a buffer."""
-    return os.fdopen(descriptor(path, flags), "rb", buffering=0)
+    return os.fdopen(descriptor(path, flags, dir_fd), "rb", buffering=0)
 
 
 def whole(stream: BinaryIO, limit: int) -> bytes:

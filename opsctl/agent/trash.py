@@ -8,111 +8,146 @@ import stat as st
 from typing import Any, Dict, List, Optional
 
 from opsctl.agent import filestate as fs
-from opsctl.agent.durable import sync_folder
+from opsctl.agent import safepath
 from opsctl.agent.keep import place, save
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.regular import opened
+from opsctl.agent.safepath import Place
+
+IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
 
 
-def image(path: str, blob: str, shared: bool) -> None:
-    """Keep the file `path` as `blob`. `shared`: the name will be replaced, so a hard link keeps the very file."""
-    if os.path.lexists(blob):
-        os.unlink(blob)
-    if shared:
+def image(at: Place, blob: str, shared: bool) -> None:
+    """Keep a file as `blob`. `shared`: the name will be replaced, so a hard link keeps the very file.
+
+    A file that somebody else can write, or that may be another one of theirs, is copied.
+    """
+    with safepath.place(blob) as kept:
+        if kept.exists():
+            kept.unlink()
+        info = at.stat()
+        if shared and info.st_uid in (0, os.geteuid()) and not at.planted(info):
+            try:
+                at.link(kept)
+                return
+            except OSError:  # another file system, or not our file: copy it
+                pass
+        _room(at, kept)
+        _copy(at, kept)
+        kept.sync()
+
+
+def put(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
+    """Make `at` the file that was kept as `blob`, in one step where the name can be replaced."""
+    with safepath.place(blob) as kept:
+        if fs.sha256(kept.name, dir_fd=kept.folder) != before["sha256"]:
+            raise AgentError("failed", "what was kept of %s is damaged; it is left as it is" % at.path, path=blob)
         try:
-            os.link(path, blob, follow_symlinks=False)
-            return
-        except OSError:  # another file system, or not our file: copy it
-            pass
-    _copy(path, blob)
-    sync_folder(os.path.dirname(blob))
-
-
-def put(blob: str, path: str, before: fs.State, temporary: str) -> None:
-    """Make `path` the file that was kept as `blob`, in one step where the name can be replaced."""
-    if fs.sha256(blob) != before["sha256"]:
-        raise AgentError("failed", "what was kept of %s is damaged; it is left as it is" % path, path=blob)
-    try:
-        try:
-            os.link(blob, temporary)
-        except OSError:
-            _copy(blob, temporary)
-        fs.dress(temporary, before["mode"], before["uid"], before["gid"])
-        try:
-            os.replace(temporary, path)
-        except OSError as error:
-            if error.errno not in (errno.EBUSY, errno.EXDEV, errno.ETXTBSY):
-                raise
-            with open(blob, "rb") as source, open(path, "r+b") as target:
-                target.writelines(fs.parts(source))
-                target.truncate()
-            fs.dress(path, before["mode"], before["uid"], before["gid"])
-    finally:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-    sync_folder(os.path.dirname(path))
-
-
-def discard(call: Context, path: str, before: fs.State, keep: Optional[str]) -> None:
-    """Make `path` absent; with `keep`, moved into the journal, or copied there from another file system."""
-    _refuse_roots(path)
-    if before["kind"] == "dir" and os.path.ismount(path):
-        raise AgentError("busy", "%s is a mount point" % path, path=path)
-    if keep is None:
-        _delete(path, fs.beside(path))
-        return
-    blob = place(call, keep)
-    record: Dict[str, Any] = {"before": before, "after": dict(fs.ABSENT), "trashed": _identity(path)}
-    save(call, keep, record)
-    try:
-        fs.moved(path, blob)
-        return
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    _room(path, os.path.dirname(blob))
-    _copy_tree(path, blob + ".partial")
-    fs.moved(blob + ".partial", blob)
-    hidden = fs.beside(path)
-    save(call, keep, dict(record, hidden=hidden))
-    _delete(path, hidden)
-
-
-def untouched(path: str, record: Dict[str, Any]) -> bool:
-    """Whether the very thing that was to be discarded is still there."""
-    return os.path.lexists(path) and _identity(path) == record["trashed"]
-
-
-def recover(blob: str, path: str, temporary: str) -> None:
-    """Move what was discarded back to `path`."""
-    try:
-        fs.moved(blob, path)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        try:
-            _copy_tree(blob, temporary)
-            fs.moved(temporary, path)
+            try:
+                kept.link(temporary)
+            except OSError:
+                _copy(kept, temporary)
+            with temporary.held() as handle:
+                fs.dress(handle, before["mode"], before["uid"], before["gid"])
+            try:
+                temporary.rename(at)
+            except OSError as error:
+                if error.errno not in IN_PLACE:
+                    raise
+                with opened(kept.name, dir_fd=kept.folder) as source:
+                    overwrite(at, source.readall(), before)  # type: ignore[attr-defined]
         finally:
-            if os.path.lexists(temporary):
-                delete(temporary)
+            if temporary.exists():
+                temporary.unlink()
+        at.sync()
 
 
-def tidy(record: Dict[str, Any]) -> None:
+def overwrite(at: Place, content: bytes, dressed: fs.State) -> None:
+    """Write into a file whose name cannot be replaced. Not atomic."""
+    fd = at.open(os.O_RDWR | os.O_NONBLOCK)
+    with os.fdopen(fd, "r+b") as stream:
+        info = os.fstat(fd)
+        if not st.S_ISREG(info.st_mode) or at.planted(info):
+            raise AgentError("permission", "%s may be a link to another file" % at.path, path=at.path)
+        stream.write(content)
+        stream.truncate()
+        stream.flush()
+        os.fsync(fd)
+        fs.dress(fd, dressed["mode"], dressed["uid"], dressed["gid"])
+
+
+def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> None:
+    """Make `at` absent; with `keep`, moved into the journal, or copied there from another file system."""
+    _refuse_roots(at.path)
+    if before["kind"] == "dir" and os.path.ismount(at.path):
+        raise AgentError("busy", "%s is a mount point" % at.path, path=at.path)
+    if keep is None:
+        _delete(at, fs.beside(at))
+        return
+    record: Dict[str, Any] = {"before": before, "after": dict(fs.ABSENT), "trashed": _identity(at)}
+    with safepath.place(place(call, keep)) as blob:
+        save(call, keep, record)
+        try:
+            at.rename(blob)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        else:
+            if _identity(blob) != record["trashed"]:
+                blob.rename(at)
+                raise AgentError("conflict", "%s has changed since it was looked at" % at.path, path=at.path)
+            return
+        partial = blob.beside(blob.name + ".partial")
+        _room(at, blob)
+        try:
+            _copy_tree(at, partial)
+        except BaseException:
+            if partial.exists():
+                delete(partial)
+            raise
+        partial.rename(blob)
+    hidden = fs.beside(at)
+    save(call, keep, dict(record, hidden=hidden.name))
+    _delete(at, hidden)
+
+
+def untouched(at: Place, record: Dict[str, Any]) -> bool:
+    """Whether the very thing that was to be discarded is still there."""
+    return at.exists() and _identity(at) == record["trashed"]
+
+
+def recover(blob: str, at: Place, temporary: Place) -> None:
+    """Move what was discarded back to `at`."""
+    with safepath.place(blob) as kept:
+        try:
+            kept.rename(at)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            try:
+                _copy_tree(kept, temporary)
+                temporary.rename(at)
+            finally:
+                if temporary.exists():
+                    delete(temporary)
+
+
+def tidy(at: Place, record: Dict[str, Any]) -> None:
     """Remove what a discard cut half way may have left beside the path."""
-    hidden = record.get("hidden")
-    if hidden and os.path.lexists(hidden):
-        delete(hidden)
+    if record.get("hidden"):
+        hidden = at.beside(os.path.basename(record["hidden"]))
+        if hidden.exists():
+            delete(hidden)
 
 
-def _identity(path: str) -> List[int]:
-    info = os.lstat(path)
+def _identity(at: Place) -> List[int]:
+    info = at.stat()
     return [info.st_dev, info.st_ino]
 
 
-def delete(path: str) -> None:
+def delete(at: Place) -> None:
     """Remove a thing of our own."""
-    _delete(path, path)
+    _delete(at, at)
 
 
 def _refuse_roots(path: str) -> None:
@@ -120,67 +155,77 @@ def _refuse_roots(path: str) -> None:
         raise AgentError("invalid", "%s is never removed" % path, path=path)
 
 
-def _delete(path: str, hidden: str) -> None:
+def _delete(at: Place, hidden: Place) -> None:
     """Gone in one step for whoever looks, then taken apart."""
-    if st.S_ISDIR(os.lstat(path).st_mode):
-        if hidden != path:
-            os.rename(path, hidden)
+    if st.S_ISDIR(at.stat().st_mode):
+        if hidden != at:
+            at.rename(hidden)
         import shutil  # brings compression libraries with it, which the agent's start need not wait for
 
-        shutil.rmtree(hidden)
+        shutil.rmtree("/proc/self/fd/%d/%s" % (hidden.folder, hidden.name))
     else:
-        os.unlink(path)
-    sync_folder(os.path.dirname(path))
+        at.unlink()
+    at.sync()
 
 
-def _room(path: str, folder: str) -> None:
+def _room(at: Place, blob: Place) -> None:
     """Refuse before copying what would not fit."""
-    needed = 0
-    for top, _, names in os.walk(path):
-        needed += sum(os.lstat(os.path.join(top, name)).st_size for name in names)
-    info = os.statvfs(folder)
-    free = info.f_bavail * info.f_frsize
+    info = os.fstatvfs(blob.folder)
+    needed, free = _size(at), info.f_bavail * info.f_frsize
     if needed > free:
-        text = "keeping %s needs %d bytes, and %s has %d" % (path, needed, folder, free)
+        folder = os.path.dirname(blob.path)
+        text = "keeping %s needs %d bytes, and %s has %d" % (at.path, needed, folder, free)
         raise AgentError("no-space", text, path=folder)
 
 
-def _copy_tree(source: str, target: str) -> None:
-    info = os.lstat(source)
+def _size(at: Place) -> int:
+    info = at.stat()
+    if not st.S_ISDIR(info.st_mode):
+        return info.st_size
+    with at.entered() as fd:
+        return sum(_size(Place(fd, name, os.path.join(at.path, name))) for name in os.listdir(fd))
+
+
+def _copy_tree(source: Place, target: Place) -> None:
+    info = source.stat()
     if st.S_ISLNK(info.st_mode):
-        os.symlink(os.readlink(source), target)
-        os.chown(target, info.st_uid, info.st_gid, follow_symlinks=False)
+        os.symlink(os.readlink(source.name, dir_fd=source.folder), target.name, dir_fd=target.folder)
+        os.chown(target.name, info.st_uid, info.st_gid, dir_fd=target.folder, follow_symlinks=False)
     elif st.S_ISREG(info.st_mode):
         _copy(source, target)
     elif st.S_ISDIR(info.st_mode):
-        os.mkdir(target, 0o700)
-        for name in os.listdir(source):
-            _copy_tree(os.path.join(source, name), os.path.join(target, name))
-        _like(source, target, info)
+        os.mkdir(target.name, 0o700, dir_fd=target.folder)
+        with source.entered() as taken, target.entered() as given:
+            for name in os.listdir(taken):
+                below = (Place(fd, name, os.path.join(at.path, name)) for fd, at in ((taken, source), (given, target)))
+                _copy_tree(*below)
+            _like(taken, given)
     elif st.S_ISFIFO(info.st_mode):
-        os.mkfifo(target)
-        _like(source, target, info)
+        os.mkfifo(target.name, 0o600, dir_fd=target.folder)
+        with source.held() as taken_handle, target.held() as given_handle:
+            _like(taken_handle, given_handle)
     elif not st.S_ISSOCK(info.st_mode):  # a socket's name means nothing without its server
-        raise AgentError("invalid", "%s is a device" % source, path=source)
+        raise AgentError("invalid", "%s is a device" % source.path, path=source.path)
 
 
-def _copy(source: str, target: str) -> None:
-    info = os.lstat(source)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _copy(source: Place, target: Place) -> None:
+    descriptor = target.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        with opened(source, os.O_NOFOLLOW) as reader, os.fdopen(descriptor, "wb") as writer:
+        with opened(source.name, os.O_NOFOLLOW, source.folder) as reader, os.fdopen(descriptor, "wb") as writer:
             writer.writelines(fs.parts(reader))
             writer.flush()
-            os.fsync(writer.fileno())
-        _like(source, target, info)
+            _like(reader.fileno(), descriptor)
+            os.fsync(descriptor)
     except BaseException:
-        os.unlink(target)
+        target.unlink()
         raise
 
 
-def _like(source: str, target: str, info: os.stat_result) -> None:
+def _like(source: Any, target: Any) -> None:
+    """Owner, attributes, mode and times of an open file or folder as another one has them."""
+    info = os.stat(source)
     if (info.st_uid, info.st_gid) != (os.geteuid(), os.getegid()):
         os.chown(target, info.st_uid, info.st_gid)
-    os.chmod(target, st.S_IMODE(info.st_mode))
     fs.copy_xattrs(source, target)
+    os.chmod(target, st.S_IMODE(info.st_mode))
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))

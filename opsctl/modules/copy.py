@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.filestate import beside
+from opsctl.agent.filestate import hidden
 from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, FileDiff, Host, Module, Progress, Site
@@ -160,7 +160,7 @@ class _Batch:
         self.total += info.st_size
         wanted["expect"] = expected(now)
         if info.st_size > IN_FRAME or self.in_frame + info.st_size > ALL_IN_FRAME:
-            partial = beside(target, digest)  # the same for the same content, so that a later run continues it
+            partial = os.path.join(os.path.dirname(target), hidden(os.path.basename(target), digest))
             self.sending.append((path, partial))
             self._add("files.adopt", target, {"partial": partial, "sha256": digest, **wanted})
             return

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent import files, keep
+from opsctl.agent import files, keep, safepath
 from opsctl.agent.protocol import AgentError, Context
 
 
@@ -166,10 +166,10 @@ def test_a_name_that_cannot_be_replaced_is_overwritten_and_said_and_undone(
     step = Step(tmp_path / "step", b"new")
     replace = os.replace
 
-    def busy(source: str, target: str) -> None:
-        if target == str(path):
+    def busy(source: str, target: str, **folders: int) -> None:
+        if target == path.name:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        replace(source, target)
+        replace(source, target, **folders)
 
     monkeypatch.setattr(os, "replace", busy)
     told = files.write(step, str(path), keep="0")
@@ -191,10 +191,10 @@ def test_across_file_systems_a_tree_is_copied_whole_before_it_goes(
     step = Step(tmp_path / "other")
     replace = os.replace
 
-    def apart(source: str, target: str) -> None:
-        if source.startswith(str(top)) != target.startswith(str(top)):
+    def apart(source: str, target: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        if src_dir_fd != dst_dir_fd:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        replace(source, target)
+        replace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "replace", apart)
     files.remove(step, str(top / "tree"), keep="0")
@@ -232,7 +232,7 @@ def test_what_a_crash_left_beside_the_file_goes_with_the_undo(tmp_path: Path) ->
     path.parent.mkdir()
     step = Step(tmp_path / "step", b"new")
     kept = keep.place(step, "0")
-    Path(files.fs.beside(str(path), kept)).write_text("half of it")
+    Path(files.fs.beside(safepath.Place(0, "f", str(path)), kept).path).write_text("half of it")
     files.restore(step, str(path), keep="0")
     assert os.listdir(path.parent) == []
 
