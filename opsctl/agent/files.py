@@ -1,4 +1,4 @@
-"""Files on the host: looked at, replaced in one step only if still as observed, and put back exactly.
+"""Changing files on the host: replaced in one step only if still as observed, and put back exactly.
 
 Calls that change something take `expect`, the state as observed (see filestate), and refuse with a conflict if it no
 longer holds; with `keep` they write down first what `restore` needs. Text never travels through a shell.
@@ -6,88 +6,18 @@ longer holds; with `keep` they write down first what `restore` needs. Text never
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import os
 import stat as st
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional
 
 from opsctl.agent import filestate as fs
 from opsctl.agent import filewrite, safepath, trash
 from opsctl.agent.filewrite import Owner
 from opsctl.agent.keep import load, place, save
 from opsctl.agent.oserrors import told
-from opsctl.agent.protocol import AgentError, Context, Reply
-from opsctl.agent.regular import opened, whole
+from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.safepath import Place
-
-
-def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow: bool = False) -> Reply:
-    """The state of a path, and the bytes of a regular file of at most `content` bytes as the body.
-
-    With `follow` a symbolic link is resolved; the state then has the `real` path.
-    """
-    path = fs.absolute(path)
-    with told("look at", path):
-        real = safepath.resolved(path) if follow else path
-        body = b""
-        with _there(real) as at:
-            found = fs.of(at, False) if at else dict(fs.ABSENT)
-            if at and found["kind"] == "file" and found["size"] <= content:
-                with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
-                    body = whole(stream, content + 1)
-                found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
-            elif at and found["kind"] == "file" and digest:
-                found["sha256"] = fs.sha256(at.name, call, at.folder)
-    if follow:
-        found["real"] = real
-    return Reply(found, body)
-
-
-@contextlib.contextmanager
-def _there(path: str) -> Iterator[Optional[Place]]:
-    """The place of a path; None where the folder that would hold it is missing."""
-    with contextlib.ExitStack() as stack:
-        try:
-            at = stack.enter_context(safepath.place(path))
-        except (FileNotFoundError, NotADirectoryError):
-            at = None
-        yield at
-
-
-def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply:
-    """Up to `limit` bytes from `offset` (negative: from the end) and the size of the whole."""
-    path = fs.absolute(path)
-    with told("read", path), opened(path) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        start = max(0, size + offset) if offset < 0 else offset
-        stream.seek(start)
-        return Reply({"size": size, "offset": start}, whole(stream, limit))
-
-
-def tree(call: Context, path: str, digest: bool = True, limit: int = 100000) -> Dict[str, Any]:
-    """States of everything below a folder, by relative path. Links are listed, not followed."""
-    path = fs.absolute(path)
-    entries: Dict[str, Any] = {}
-
-    def visit(folder: int, above: str) -> None:
-        for name in sorted(os.listdir(folder)):
-            if call.cancelled() or len(entries) >= limit:
-                raise AgentError("invalid", "more than %d entries below %s" % (limit, path), path=path)
-            at = Place(folder, name, os.path.join(path, above, name))
-            with told("look at", at.path):
-                found = entries[os.path.join(above, name)] = fs.of(at, digest, call)
-                if found["kind"] == "dir":
-                    with at.entered() as below:
-                        visit(below, os.path.join(above, name))
-
-    with told("list", path), _there(path) as at:
-        top = fs.of(at, False) if at else dict(fs.ABSENT)
-        if at and top["kind"] == "dir":
-            with at.entered() as folder:
-                visit(folder, "")
-    return {"top": top, "entries": entries}
 
 
 def write(
@@ -206,7 +136,7 @@ def mkdir(
 
 
 def _exists(path: str) -> bool:
-    with _there(path) as at:
+    with safepath.there(path) as at:
         return at is not None and at.exists()
 
 
@@ -228,7 +158,7 @@ def link(
 def remove(call: Context, path: str, expect: Optional[fs.State] = None, keep: Optional[str] = None) -> Dict[str, Any]:
     """Make `path` absent. With `keep` it is moved into the journal, whole; else it is deleted."""
     path = fs.absolute(path)
-    with told("remove", path), _there(path) as at:
+    with told("remove", path), safepath.there(path) as at:
         before = fs.of(at, digest=bool(expect and "sha256" in expect)) if at else dict(fs.ABSENT)
         if before["kind"] == "absent" and not expect:
             return before
@@ -245,7 +175,7 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
     with told("restore", path):
         if record and "made" in record:
             return {"restored": _unmake(record["made"])}
-        with _there(path) as at:
+        with safepath.there(path) as at:
             if at is None:  # nothing can have been made there
                 if record and record["before"]["kind"] != "absent":
                     raise AgentError("conflict", "the folder of %s is gone" % path, path=path)
@@ -308,9 +238,6 @@ def _unmake(made: List[str]) -> bool:
 
 
 CALLS = {
-    "stat": stat,
-    "read": read,
-    "tree": tree,
     "write": write,
     "adopt": adopt,
     "attributes": attributes,

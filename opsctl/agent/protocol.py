@@ -2,7 +2,7 @@
 
 A frame is two big-endian u32 lengths, a JSON header and a binary body:
 
-    controller -> host   {"id": 7, "call": "files.read", "args": {...}}             body: what the call takes
+    controller -> host   {"id": 7, "call": "filelook.read", "args": {...}}             body: what the call takes
                          {"id": 8, "call": ..., "after": [7]}                       starts when call 7 has ended
                          {"load": [["gpu", 9120], ...]}                             body: source of agent modules, with
                                                                                     their lengths, compressed as one

@@ -13,7 +13,7 @@ import grp
 import os
 import pwd
 import stat as st
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 from opsctl.agent.protocol import AgentError
 
@@ -108,6 +108,17 @@ def place(path: str) -> Iterator[Place]:
         above, name = path, "."
     with folder(above) as fd:
         yield Place(fd, name, path)
+
+
+@contextlib.contextmanager
+def there(path: str) -> Iterator[Optional[Place]]:
+    """As `place`; None where the folder that would hold it is missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            at = stack.enter_context(place(path))
+        except (FileNotFoundError, NotADirectoryError):
+            at = None
+        yield at
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def reached_at(
 
         def read(path: str) -> str | None:
             try:
-                return remote.call(Call("files.read", {"path": path})).body.decode("utf-8", "replace")
+                return remote.call(Call("filelook.read", {"path": path})).body.decode("utf-8", "replace")
             except RemoteError:
                 return None
 

@@ -162,7 +162,7 @@ def guards(args: CommandArgs) -> dict[str, Call]:
         asked["read"] = _run(args, keep=None)
     for name, path in (("creates", args.creates), ("removes", args.removes)):
         if path is not None:
-            asked[name] = Call("files.stat", {"path": path, "digest": False, "follow": True})
+            asked[name] = Call("filelook.stat", {"path": path, "digest": False, "follow": True})
     for name, words in (("unless", args.unless), ("check", args.check)):
         if words is not None:
             asked[name] = _run(args, words, keep=None, with_stdin=False)

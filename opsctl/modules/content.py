@@ -21,7 +21,7 @@ class Placed(Dress):
 
 def look(path: str, follow: bool, limit: int = DIFF_LIMIT) -> Call:
     """Ask for the state of a file, and its content if that is short."""
-    return Call("files.stat", {"path": path, "content": limit, "follow": follow})
+    return Call("filelook.stat", {"path": path, "content": limit, "follow": follow})
 
 
 def place(path: str, content: bytes, seen: Reply, dress: Dress, secret: bool = False) -> Change | None:

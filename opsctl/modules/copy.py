@@ -61,7 +61,7 @@ class Copy(Module[CopyArgs]):
     def observe(self, args: CopyArgs, site: Site) -> Sequence[Call]:
         source = _source(args, site)
         if source is not None and source.is_dir():
-            return (Call("files.tree", {"path": _dest(args, source)}),)
+            return (Call("filelook.tree", {"path": _dest(args, source)}),)
         return (look(_dest(args, source), args.follow),)
 
     def plan(self, args: CopyArgs, seen: Sequence[Reply], site: Site) -> Change | None:

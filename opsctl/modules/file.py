@@ -49,7 +49,7 @@ class File(Module[FileArgs]):
 
     def observe(self, args: FileArgs, site: Site) -> Sequence[Call]:
         content = DIFF_LIMIT if args.state == "absent" else 0
-        return (Call("files.stat", {"path": args.path, "digest": args.state == "absent", "content": content}),)
+        return (Call("filelook.stat", {"path": args.path, "digest": args.state == "absent", "content": content}),)
 
     def plan(self, args: FileArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         now: Seen = seen[0].result

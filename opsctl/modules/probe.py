@@ -146,7 +146,7 @@ def _template(host: Host, info: ServerInfo) -> ChatTemplate | None:
 
     def read(name: str) -> str | None:
         try:
-            return host.call(Call("files.read", {"path": f"{folder}/{name}"})).body.decode("utf-8", "replace")
+            return host.call(Call("filelook.read", {"path": f"{folder}/{name}"})).body.decode("utf-8", "replace")
         except RemoteError:
             return None
 

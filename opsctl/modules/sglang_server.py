@@ -85,7 +85,7 @@ def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
         asked[ENV] = look(server.env_file, follow=False)
     link = args.release_link
     if link is not None:
-        asked[LINK] = Call("files.stat", {"path": link, "digest": False})
+        asked[LINK] = Call("filelook.stat", {"path": link, "digest": False})
     path = server.env.get("PYTHONPATH")
     if server.interpreter is not None and not isinstance(path, Secret):
         how = {"python": server.interpreter, "cwd": server.cwd, "path": path}

@@ -245,4 +245,4 @@ def _is_path(model: Any) -> bool:
 
 
 def _config_of(model: str) -> Call:
-    return Call("files.read", {"path": f"{model}/config.json", "limit": _CONFIG_LIMIT})
+    return Call("filelook.read", {"path": f"{model}/config.json", "limit": _CONFIG_LIMIT})

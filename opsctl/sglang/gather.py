@@ -102,7 +102,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     )
     wanted: dict[str, Call] = {}
     if target and (asked.target or _known("target", target, notes)):
-        wanted["target"] = Call("files.read", {"path": f"{target}/config.json", "limit": _CONFIG_LIMIT})
+        wanted["target"] = Call("filelook.read", {"path": f"{target}/config.json", "limit": _CONFIG_LIMIT})
     if draft and (asked.drafter or _known("drafter", draft, notes)):
         wanted["draft"] = Call("checkpoint.gather", {"path": draft, "full": False, "follow_links": True})
     if log_path and process:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent import files, keep, safepath
+from opsctl.agent import filelook, files, keep, safepath
 from opsctl.agent.protocol import AgentError, Context
 
 
@@ -100,7 +100,7 @@ def test_undo_restores_every_byte_mode_link_and_owner(
 def test_a_write_refuses_what_changed_since_it_was_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("seen")
-    seen = files.stat(Context(), str(path)).result
+    seen = filelook.stat(Context(), str(path)).result
     path.write_text("theirs")
     with pytest.raises(AgentError, match="has changed since") as caught:
         files.write(Step(tmp_path / "step", b"ours"), str(path), expect=seen, keep="0")
@@ -251,9 +251,9 @@ def test_a_damaged_before_image_is_never_put_back(tmp_path: Path) -> None:
 def test_content_comes_with_the_state_only_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"12345")
-    assert files.stat(Context(), str(path), content=5).body == b"12345"
-    assert files.stat(Context(), str(path), content=4).body == b""
+    assert filelook.stat(Context(), str(path), content=5).body == b"12345"
+    assert filelook.stat(Context(), str(path), content=4).body == b""
     link = tmp_path / "l"
     link.symlink_to(path)
-    assert files.stat(Context(), str(link), content=5).result["kind"] == "link"
-    assert files.stat(Context(), str(link), content=5, follow=True).body == b"12345"
+    assert filelook.stat(Context(), str(link), content=5).result["kind"] == "link"
+    assert filelook.stat(Context(), str(link), content=5, follow=True).body == b"12345"

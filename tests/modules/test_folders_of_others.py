@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import files, filestate, keep, safepath
+from opsctl.agent import filelook, files, filestate, keep, safepath
 from opsctl.agent.protocol import AgentError, Context
 from tests.modules.test_files import Step, snapshot
 
@@ -50,8 +50,8 @@ CHANGES: dict[str, Callable[[Context, str], Any]] = {
     "mkdir": lambda step, path: files.mkdir(step, path + "/new", mode=0o777, owner=str(OTHER), keep="0"),
     "link": lambda step, path: files.link(step, path + ".link", "x", keep="0"),
     "remove": lambda step, path: files.remove(step, path, keep="0"),
-    "stat": lambda step, path: files.stat(step, path, follow=True, content=100),
-    "tree": lambda step, path: files.tree(step, path),
+    "stat": lambda step, path: filelook.stat(step, path, follow=True, content=100),
+    "tree": lambda step, path: filelook.tree(step, path),
 }
 
 
@@ -124,7 +124,9 @@ def test_links_of_root_and_of_the_acting_user_are_followed(ground: Path, tmp_pat
     (ground / "current").symlink_to("releases/1")
     files.write(Step(tmp_path / "step", b"ours"), str(ground / "current" / "f"))
     assert (ground / "releases" / "1" / "f").read_bytes() == b"ours"
-    assert files.stat(Context(), str(ground / "current"), follow=True).result["real"] == str(ground / "releases" / "1")
+    assert filelook.stat(Context(), str(ground / "current"), follow=True).result["real"] == str(
+        ground / "releases" / "1"
+    )
     (ground / "theirs" / "link").symlink_to(ground / "releases")  # root's, but its folder is another user's
     with pytest.raises(AgentError, match="others can change"):
         files.write(Step(tmp_path / "step", b"ours"), str(ground / "theirs" / "link" / "f"))

@@ -50,7 +50,7 @@ def test_bytes_come_back_as_they_were_sent(any_host: RemoteHost, tmp_path: Path)
     content = bytes(range(256)) * 40_000  # 10 MB, more than any window
     path = str(tmp_path / "big")
     any_host.call(Call("files.write", {"path": path}, content))
-    reply = any_host.call(Call("files.read", {"path": path, "limit": len(content)}))
+    reply = any_host.call(Call("filelook.read", {"path": path, "limit": len(content)}))
     assert reply.body == content
 
 
@@ -214,10 +214,10 @@ def test_what_is_no_file_is_refused_and_blocks_nobody(
     make(tmp_path / "odd")
     path = str(tmp_path / "odd")
     asked = [
-        Call("files.read", {"path": path}),
+        Call("filelook.read", {"path": path}),
         Call("bulk.scan", {"path": path, "chunk": 1 << 16, "size": 10}),
         Call("serverlog.scan", {"path": path}),
-        Call("files.read", {"path": "/dev/zero"}),
+        Call("filelook.read", {"path": "/dev/zero"}),
     ]
     found = host.outcomes(asked, timeout=20)
     assert [str(one) for one in found[:3]] == [f"box: {path} is {what}, not a file"] * 3

@@ -104,7 +104,7 @@ def test_what_cannot_be_taken_back_is_told_and_the_rest_is(host: RemoteHost, tmp
     path, foreign = tmp_path / "a", tmp_path / "f"
     host.call(begin())
     host.call(writing(path, b"one", 1))
-    host.call(journal.apply(RUN, 2, "irreversible", [Call("files.stat", {"path": str(tmp_path)})], None))
+    host.call(journal.apply(RUN, 2, "irreversible", [Call("filelook.stat", {"path": str(tmp_path)})], None))
     host.call(writing(foreign, b"ours", 3))
     foreign.write_bytes(b"theirs")
     report = host.call(Call("journal.rollback", {"run": RUN})).result

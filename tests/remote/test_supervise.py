@@ -211,7 +211,7 @@ def test_steps_after_the_supervised_one_are_taken_back_too(make_host: MakeHost, 
     host.call(supervised(served, b"new", 3.0))
     mark = served.with_name("mark")
     undo = Call("proc.run", {"argv": ["touch", str(mark)]})
-    host.call(journal.apply(RUN, 3, "after", [Call("files.stat", {"path": "/"})], [undo]))
+    host.call(journal.apply(RUN, 3, "after", [Call("filelook.stat", {"path": "/"})], [undo]))
     eventually(lambda: served.read_bytes() == b"old")
     assert mark.exists()
     assert run_on(make_host())["outcome"] == "rolled-back"

@@ -553,7 +553,7 @@ def test_a_status_costs_one_look(box: Box, cli: Cli, slow_link: Callable[..., Pr
     inventory = box.inventory
     (host,) = load(str(inventory)).select("box")
     with connect(host.connection()) as remote:
-        remote.call(Call("files.stat", {"path": "/"}))
+        remote.call(Call("filelook.stat", {"path": "/"}))
     alone = proxy.turns_until_closed()
 
     def status() -> int:

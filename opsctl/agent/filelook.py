@@ -1,0 +1,73 @@
+"""Looking at files on the host. Apart from `files`, which changes them and is twice as long to send."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any, Dict
+
+from opsctl.agent import filestate as fs
+from opsctl.agent import safepath
+from opsctl.agent.oserrors import told
+from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.regular import opened, whole
+from opsctl.agent.safepath import Place
+
+
+def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow: bool = False) -> Reply:
+    """The state of a path, and the bytes of a regular file of at most `content` bytes as the body.
+
+    With `follow` a symbolic link is resolved; the state then has the `real` path.
+    """
+    path = fs.absolute(path)
+    with told("look at", path):
+        real = safepath.resolved(path) if follow else path
+        body = b""
+        with safepath.there(real) as at:
+            found = fs.of(at, False) if at else dict(fs.ABSENT)
+            if at and found["kind"] == "file" and found["size"] <= content:
+                with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
+                    body = whole(stream, content + 1)
+                found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
+            elif at and found["kind"] == "file" and digest:
+                found["sha256"] = fs.sha256(at.name, call, at.folder)
+    if follow:
+        found["real"] = real
+    return Reply(found, body)
+
+
+def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply:
+    """Up to `limit` bytes from `offset` (negative: from the end) and the size of the whole."""
+    path = fs.absolute(path)
+    with told("read", path), opened(path) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        start = max(0, size + offset) if offset < 0 else offset
+        stream.seek(start)
+        return Reply({"size": size, "offset": start}, whole(stream, limit))
+
+
+def tree(call: Context, path: str, digest: bool = True, limit: int = 100000) -> Dict[str, Any]:
+    """States of everything below a folder, by relative path. Links are listed, not followed."""
+    path = fs.absolute(path)
+    entries: Dict[str, Any] = {}
+
+    def visit(folder: int, above: str) -> None:
+        for name in sorted(os.listdir(folder)):
+            if call.cancelled() or len(entries) >= limit:
+                raise AgentError("invalid", "more than %d entries below %s" % (limit, path), path=path)
+            at = Place(folder, name, os.path.join(path, above, name))
+            with told("look at", at.path):
+                found = entries[os.path.join(above, name)] = fs.of(at, digest, call)
+                if found["kind"] == "dir":
+                    with at.entered() as below:
+                        visit(below, os.path.join(above, name))
+
+    with told("list", path), safepath.there(path) as at:
+        top = fs.of(at, False) if at else dict(fs.ABSENT)
+        if at and top["kind"] == "dir":
+            with at.entered() as folder:
+                visit(folder, "")
+    return {"top": top, "entries": entries}
+
+
+CALLS = {"stat": stat, "read": read, "tree": tree}
