@@ -14,7 +14,10 @@ QUICK = 30.0  # seconds for a question
 
 
 def look(call: Context, name: str) -> Dict[str, Any]:
-    """{"exists", "running", "started", "pid", "image", "command", "mounts": {folder inside: folder on the host}}."""
+    """{"exists", "running", "started", "pid", "image", "command", "mounts": {folder inside: folder on the host}}.
+
+    Also "restarting", whether it has ended and docker is about to start it again, and "restarts", how often it did.
+    """
     done = _docker(call, ["container", "inspect", "--", name], QUICK)
     if done.code != 0:
         if b"no such container" in done.err.lower():
@@ -25,6 +28,8 @@ def look(call: Context, name: str) -> Dict[str, Any]:
     return {
         "exists": True,
         "running": bool(state.get("Running")),
+        "restarting": bool(state.get("Restarting")),
+        "restarts": found.get("RestartCount") or 0,
         "started": state.get("StartedAt"),
         "pid": state.get("Pid") or None,
         "image": config.get("Image"),

@@ -6,10 +6,27 @@ import os
 from typing import BinaryIO, List, Optional
 
 from opsctl.agent.protocol import AgentError
+from opsctl.agent.redact import Redactor
 from opsctl.agent.regular import opened
 
 CHUNK = 1 << 20
 LONGEST = 64 << 10  # bytes of a line that is still kept whole
+
+
+def last_lines(path: str, offset: int, most: int) -> List[str]:
+    """The last lines of a log that are not empty, from `offset` on, secrets masked; none if there is no log."""
+    try:
+        with opened(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            begin = offset if offset <= size else 0  # it was rotated or truncated since
+            stream.seek(max(begin, size - LONGEST))
+            data = stream.read(LONGEST)
+    except (OSError, AgentError):
+        return []
+    if size - LONGEST > begin:
+        data = data.partition(b"\n")[2]  # the front of its first line is missing
+    masked = Redactor().feed(data.replace(b"\r", b"\n") + b"\n").decode("utf-8", "backslashreplace")
+    return [line for line in masked.split("\n") if line.strip()][-most:]
 
 
 class Tail:

@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, List, Optional
 from opsctl.agent import adoption, durable, pids, serverargv, vram
 from opsctl.agent.filestate import absolute
 from opsctl.agent.keep import load, save
+from opsctl.agent.logtail import last_lines
 from opsctl.agent.oserrors import told
 from opsctl.agent.proc import unseal
 from opsctl.agent.protocol import AgentError, Context
@@ -29,6 +30,7 @@ TERM_REST = 10.0  # seconds for what the main process leaves behind, after a SIG
 GONE = 100.0  # seconds for killed processes to disappear: the GPU driver may hold them for long
 RELEASE = 20.0  # seconds for the port of a process that has ended to be free
 TICK = 0.1
+LASTS = 1.0  # seconds that a process must live to count as started
 WANTED = ("name", "argv", "cwd", "env", "log", "port")  # what a start is asked for; the rest of a record is found
 # The shell waits until the record is durable, and becomes the program with the same pid and start time.
 GATE = 'read -r go && exec "$@" </dev/null'
@@ -59,8 +61,13 @@ def start(
     port: Optional[int] = None,
     sealed: int = 0,
     keep: Optional[str] = None,
+    judge: bool = False,
 ) -> Dict[str, Any]:
-    """Start a process in a session of its own, its output appended to `log`. Secret environment comes in the body."""
+    """Start a process in a session of its own, its output appended to `log`. Secret environment comes in the body.
+
+    judge: fail with its exit code and last output if it does not live for `LASTS` seconds. Else that is the business of
+    whoever waits for it to answer.
+    """
     record = _record(name)
     if record is not None and living(record):
         raise AgentError("conflict", "%s runs already, as pid %d" % (name, record["pid"]), pid=record["pid"])
@@ -73,7 +80,7 @@ def start(
         "log": absolute(log),
         "port": port,
     }
-    return _start(wanted, lambda new: save(call, keep, {"started": new}))
+    return _start(wanted, lambda new: save(call, keep, {"started": new}), judge)
 
 
 def start_like(
@@ -152,8 +159,8 @@ def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str
     return {"restored": True}
 
 
-def resume(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str, Any]:
-    """Start again what a stop ended, with the same program, arguments, environment and log."""
+def resume(call: Context, name: str, keep: str, wait: float = 90.0, judge: bool = False) -> Dict[str, Any]:
+    """Start again what a stop ended, with the same program, arguments, environment and log. judge: as of `start`."""
     kept = load(call, keep)
     if kept is None or not kept["ran"]:
         return {"started": False}
@@ -163,7 +170,7 @@ def resume(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str,
         if _identity(now) != _identity(old):
             return {"started": False, "pid": now["pid"]}
         _end(call, now, wait)  # it was told to stop, and may be half way
-    return dict(_start(old, lambda new: None), started=True)
+    return dict(_start(old, lambda new: None, judge), started=True)
 
 
 def env_digest(env: Dict[str, str]) -> str:
@@ -191,7 +198,7 @@ def is_alive(name: str) -> bool:
     return record is not None and any(p.pid == record["pid"] for p in living(record))
 
 
-def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
+def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False) -> Dict[str, Any]:
     port = wanted["port"]
     taken = _holder(port) if port else None
     if taken:
@@ -238,7 +245,26 @@ def _start(wanted: Record, known: Callable[[Record], None]) -> Dict[str, Any]:
     _became(child, wanted)
     record["exe"] = pids.executable(child.pid)
     durable.write(_path(wanted["name"]), json.dumps(record).encode())
+    if judge:
+        _lasts(child, record)
     return {key: value for key, value in record.items() if key != "env"}
+
+
+def _lasts(child: "subprocess.Popen[bytes]", record: Record) -> None:
+    """Raises AgentError if the process ends within `LASTS` seconds."""
+    deadline = time.monotonic() + LASTS
+    while child.poll() is None:
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(TICK)
+    code = child.returncode
+    how = "exit code %d" % code if code >= 0 else "killed by signal %d" % -code
+    children = living(record)
+    more = "; it left %d processes: it is to stay in the foreground" % len(children) if children else ""
+    lines = last_lines(record["log"], record["log_offset"], 1)
+    last = "; the last it said: %s" % lines[0].strip()[:300] if lines else ""
+    text = "%s ended at once: %s%s%s" % (record["name"], how, more, last)
+    raise AgentError("failed", text, code=code, log=record["log"])
 
 
 def _holder(port: int) -> Optional[Dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from opsctl.agent import container, pids, process, service
 from opsctl.agent.filestate import absolute
 from opsctl.agent.http import request
-from opsctl.agent.logtail import Tail
+from opsctl.agent.logtail import Tail, last_lines
 from opsctl.agent.protocol import AgentError, Context
 
 TICK = 0.2
@@ -156,6 +156,7 @@ class Watch:
     def __init__(self, alive: Optional[Alive]) -> None:
         self._alive, self._next = alive, 0.0
         self._restarts: Optional[str] = None
+        self._started: Optional[str] = None
 
     def look(self, call: Context) -> None:
         """Raises AgentError when it has died, with the end of its log."""
@@ -164,11 +165,12 @@ class Watch:
             return
         self._next = time.monotonic() + (LOOK_ELSEWHERE if "unit" in alive or "container" in alive else TICK)
         if "process" in alive and not process.is_alive(alive["process"]):
-            raise died("process %s" % alive["process"], process.status(call, alive["process"]).get("log"))
+            record = process.status(call, alive["process"])
+            raise died("process %s" % alive["process"], record.get("log"), record.get("log_offset", 0))
         if "unit" in alive:
             self._look_at_unit(service.show(call, alive["unit"], alive.get("user", False)), alive["unit"])
-        if "container" in alive and not container.look(call, alive["container"])["running"]:
-            raise died("container %s" % alive["container"], None)
+        if "container" in alive:
+            self._look_at_container(container.look(call, alive["container"]), alive["container"])
         if "pid" in alive:
             seen = pids.look(alive["pid"])
             if seen is None or not seen.alive or seen.start != alive["start"]:
@@ -185,15 +187,20 @@ class Watch:
             text = "unit %s ended and was started again by systemd, %s times so far: a crash loop" % (unit, restarts)
             raise AgentError("failed", text, died=True, tail=[])
 
+    def _look_at_container(self, now: Dict[str, Any], name: str) -> None:
+        """As docker starts it again by itself, where it is told to, its starts are told apart by their times."""
+        if self._started is None:
+            self._started = now.get("started")
+        if not now["running"] or now.get("restarting"):
+            raise died("container %s" % name, None)
+        if now.get("started") != self._started:
+            text = "container %s ended and was started again by docker, %s times so far" % (name, now.get("restarts"))
+            raise AgentError("failed", text, died=True, tail=[])
 
-def died(what: str, log: Optional[str]) -> AgentError:
-    """The error for a process that ended while it was waited for."""
-    lines: List[str] = []
-    if log and os.path.exists(log):
-        size = os.path.getsize(log)
-        tail = Tail(log, max(0, size - (64 << 10)))
-        lines = [line for line in tail.lines() + [tail.rest] if line.strip()][-TAIL_LINES:]
-        tail.close()
+
+def died(what: str, log: Optional[str], offset: int = 0) -> AgentError:
+    """The error for a process that ended while it was waited for; its log is read from where this start begins."""
+    lines = last_lines(log, offset, TAIL_LINES) if log else []
     said = "; the last line of its log: %s" % lines[-1].strip()[:300] if lines else ""
     return AgentError("failed", "%s has ended%s" % (what, said), died=True, tail=lines)
 

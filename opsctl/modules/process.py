@@ -42,7 +42,9 @@ class Process(Module[ProcessArgs]):
 
     It runs in a session of its own and outlives the connection. It is known by pid, start time and boot id, so only
     what this module started is ever stopped: SIGTERM to the program, then to its children, then SIGKILL. `started`
-    restarts it when program, arguments, environment, folder or log differ. A rollback starts what was running before.
+    restarts it when program, arguments, environment, folder or log differ. One that does not live for a second has
+    failed, with its exit code and last line; whether it serves is for a `wait_for`. A rollback starts what was running
+    before.
     """
 
     name = "process"
@@ -100,8 +102,12 @@ def _home(value: Any) -> bool:
 def _start(args: ProcessArgs) -> Call:
     sealed, body = seal(args.env)
     how = {"name": args.name, "argv": args.argv, "log": args.log, "cwd": args.cwd, "port": args.port}
-    return Call("process.start", {**{k: v for k, v in how.items() if v is not None}, **sealed, "keep": START}, body)
+    return Call(
+        "process.start",
+        {**{k: v for k, v in how.items() if v is not None}, **sealed, "keep": START, "judge": True},
+        body,
+    )
 
 
 def _again(args: ProcessArgs) -> tuple[Call, ...]:
-    return (Call("process.resume", {"name": args.name, "keep": STOP, "wait": args.stop_wait}),)
+    return (Call("process.resume", {"name": args.name, "keep": STOP, "wait": args.stop_wait, "judge": True}),)

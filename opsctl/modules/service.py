@@ -39,6 +39,10 @@ class ServiceArgs(ModuleArgs):
 class Service(Module[ServiceArgs]):
     """Have a unit of systemd started, stopped, restarted, enabled.
 
+    What systemd took as an order is looked at: a unit that ends at once, fails, or is started again and again has
+    failed, with its exit code and the last line of this start in the journal. A service is to live for a second; one
+    that takes longer to fail is caught by a `wait_for`. A unit that ends again and again is not `started`.
+
     A rollback stops what was started, restores enablement, and when all files are back starts what was running.
     """
 
@@ -60,11 +64,14 @@ class Service(Module[ServiceArgs]):
             return None
         where = {"unit": args.unit, "user": args.scope == "user"}
         limit = {"timeout": args.timeout}
-        expect = {key: now.get(key) for key in ("ActiveState", "UnitFileState")}
-        call = Call("service.change", {**where, "actions": actions, "expect": expect, **limit, "keep": KEEP})
+        failing = now.get("failing")  # between two starts its state is another one each time
+        expect = {key: now.get(key) for key in ("ActiveState", "UnitFileState") if not failing or key != "ActiveState"}
+        how = {"actions": actions, "expect": expect, **limit, "keep": KEEP, "judge": True}
+        call = Call("service.change", {**where, **how})
         undo = Call("service.restore", {**where, "keep": KEEP, **limit})
-        settle = Call("service.resume", {**where, "keep": KEEP, **limit})
-        return Change(f"{', '.join(actions)} {args.unit}", (call,), (undo,), (settle,))
+        settle = Call("service.resume", {**where, "keep": KEEP, **limit, "judge": True})
+        why = f": {failing}" if failing else ""
+        return Change(f"{', '.join(actions)} {args.unit}{why}", (call,), (undo,), (settle,))
 
     def result(
         self, args: ServiceArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
@@ -87,6 +94,8 @@ def needed(args: ServiceArgs, now: Mapping[str, Any]) -> list[str]:
         actions.append("enable" if args.enabled else "disable")
     up = now["up"]
     match args.state:
+        case "started" | "reloaded" if up and now.get("failing"):
+            actions.append("restart")
         case "started" if not up:
             actions.append("start")
         case "stopped" if up:

@@ -240,7 +240,8 @@ class UnitServer(Kind):
         stop = Call("service.change", {**where, "actions": ["stop"], **limit, "keep": STOP})
         alive = {"unit": server.unit, "user": server.user_unit}
         resume = Call("service.resume", {**where, "keep": STOP, **limit})
-        again = (resume, self.wait(alive)) if now["up"] else (resume,)
+        sound = now["up"] and not now.get("failing")
+        again = (resume, self.wait(alive)) if sound else (resume,)
         if args.state == "stopped":
             return Change(f"stop {server.unit}", (stop,), (), again) if now["up"] else None
         if now.get("LoadState") == "not-found" and server.launch is None:
@@ -251,7 +252,7 @@ class UnitServer(Kind):
         self.demand_launch()
         self.files(steps, None if server.launch is None else self.argv(self._in_service()))
         self._unit_files(steps)
-        if args.state == "started" and now["up"] and not steps.calls:
+        if args.state == "started" and sound and not steps.calls:
             return None
         if server.launch is not None:
             self.demand_flags(self.argv(self._in_service()))
@@ -298,13 +299,15 @@ class ContainerServer(Kind):
         limit = {"name": name, "wait": args.stop_wait}
         stop = [Call("container.stop", {**limit, "keep": STOP})] if now["running"] else []
         ready = self.wait({"container": name})
-        again = (Call("container.resume", {"name": name, "keep": STOP}), ready) if now["running"] else ()
+        sound = now["running"] and not now.get("restarting")
+        resume = Call("container.resume", {"name": name, "keep": STOP})
+        again = (resume, ready) if sound else (resume,) if now["running"] else ()
         if args.state == "stopped":
             return Change(f"stop container {name}", tuple(stop), (), again) if stop else None
         self.demand_launch()
         steps = Steps()
         self.files(steps, None)
-        if args.state == "started" and now["running"] and not steps.calls:
+        if args.state == "started" and sound and not steps.calls:
             return None
         if not now["running"]:
             self.demand_port()

@@ -44,7 +44,8 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path, play: Play) -> Iterator[None]:
+def nothing_left(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(process, "LASTS", 0.0)
     yield
     for record in (tmp_path / "state" / "processes").glob("*.json"):
         for member in process.living(json.loads(record.read_text())):
@@ -165,6 +166,21 @@ def test_a_program_that_cannot_be_started_is_told_at_once(play: Play, top: Path,
     with pytest.raises(AgentError, match=message):
         play.run("process", name="s", argv=argv, log=str(top / "log"))
     assert process.status(InProcess(), "s") == {"state": "absent"}
+
+
+def test_a_process_that_ends_at_once_has_failed_each_time(
+    play: Play, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LASTS", 60.0)
+    log = top / "log"
+    log.write_text("an earlier crash\n")
+    silent = {"name": "s", "argv": ["/bin/false"], "log": str(log)}
+    for _ in range(2):
+        with pytest.raises(AgentError, match=r"^s ended at once: exit code 1$"):
+            play.run("process", **silent)
+    words = ["/bin/sh", "-c", "echo no such model >&2; exit 3"]
+    with pytest.raises(AgentError, match=r"^s ended at once: exit code 3; the last it said: no such model$"):
+        play.run("process", name="s", argv=words, log=str(log))
 
 
 def test_a_port_that_another_program_holds_is_named(play: Play, top: Path) -> None:
