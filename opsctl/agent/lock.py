@@ -14,8 +14,13 @@ _held: Dict[str, int] = {}
 _guard = threading.Lock()
 
 
-def take(call: Context, holder: Dict[str, Any], name: str = "host", wait: float = 0.0) -> Dict[str, Any]:
-    """Take a lock until this agent ends. Raises AgentError locked, with the holder, once `wait` seconds are over."""
+def take(
+    call: Context, holder: Dict[str, Any], name: str = "host", wait: float = 0.0, token: str = ""
+) -> Dict[str, Any]:
+    """Take a lock until this agent ends. Raises AgentError locked, with the holder, once `wait` seconds are over.
+
+    Another agent that has it with the same `token` works for the same controller: then there is nothing to take.
+    """
     path = _path(name)
     start = time.monotonic()
     told: Optional[Dict[str, Any]] = None
@@ -26,10 +31,12 @@ def take(call: Context, holder: Dict[str, Any], name: str = "host", wait: float 
             fd = runlog.take_lock(path, 0.1)
             if fd is not None:
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, durable.json_bytes(holder), 0)
+                os.pwrite(fd, durable.json_bytes(dict(holder, token=token)), 0)
                 _held[name] = fd
                 return {"waited": round(time.monotonic() - start, 3)}
         now = durable.read_json(path)
+        if now is not None and now.pop("token", "") == token != "":
+            return {"waited": round(time.monotonic() - start, 3)}
         if time.monotonic() - start >= wait or call.cancelled():
             raise AgentError("locked", _sentence(now), holder=now)
         if now != told:
@@ -56,7 +63,11 @@ def release(call: Context, name: str = "host") -> bool:
 def show(call: Context, name: str = "host") -> Optional[Dict[str, Any]]:
     """Who holds a lock, None if nobody does."""
     path = _path(name)
-    return (durable.read_json(path) or {}) if runlog.is_locked(path) else None
+    if not runlog.is_locked(path):
+        return None
+    holder = durable.read_json(path) or {}
+    holder.pop("token", None)
+    return holder
 
 
 def descriptors() -> List[int]:

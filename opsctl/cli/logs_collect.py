@@ -7,7 +7,6 @@ import json
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from opsctl.cli.playing import stoppable
 from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.gpu import wanted
 from opsctl.secret import mask
-from opsctl.sglang.log_collect import Collected, Source, Wish, collect, secrets_in, since_run, told
+from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, secrets_in, told
 from opsctl.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ def run_collect(hosts: Sequence[InventoryHost], wish: Wish, output: Path | None,
                     raise _Stopped("stopped; nothing was written", where=host.name)
                 progress.tell(host.name, text)
 
-            asked = replace(wish, since=since_run(remote, wish.run)) if wish.run else wish
-            return collect(remote, sources[host.name], asked, place.file, tell)
+            return collect(remote, sources[host.name], of_run(wish, remote), place.file, tell)
 
         done = on_each(hosts, work)
     _show(done, as_json=as_json)

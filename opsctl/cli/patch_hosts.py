@@ -107,10 +107,15 @@ def runs_to_undo(remote: RemoteHost, tree: str | None) -> list[PastRun]:
 
 def undo_runs(hosts: Sequence[InventoryHost], tree: str | None, *, check: bool, err: bool) -> Exit:
     """Roll back what `patch sglang` did on hosts, pins and saved changes too; in check mode only say so."""
-    from opsctl.cli.rollback import tell_report, undo_run
+    from opsctl.cli.rollback import tell_report
+    from opsctl.engine.undo import looked_up, undo_all
 
     def undo(remote: RemoteHost, host: InventoryHost) -> list[tuple[PastRun, journal.Report | None]]:
-        return [(run, None if check else undo_run(remote, run)) for run in runs_to_undo(remote, tree)]
+        def told(text: str) -> None:
+            typer.echo(printable(f"{host.name}: {text}"), err=True)
+
+        runs = runs_to_undo(remote, tree)
+        return [(run, None if check else undo_all(looked_up(remote, run.run), told)) for run in runs]
 
     done = on_each(hosts, undo)
     codes = [tell_errors(done)]

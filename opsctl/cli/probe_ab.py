@@ -56,16 +56,16 @@ def consent(info: ServerInfo, name: str, *, yes: bool) -> None:
 @contextmanager
 def without_speculation(reached: Reached) -> Iterator[Server]:
     """The server without speculation; at the end the host puts the one from before back. Raises OpsctlError."""
+    from opsctl import runname
     from opsctl.engine import hostlock, journal
-    from opsctl.engine.run import run_name
     from opsctl.sglang.http import Server
 
     host, remote = reached.host, reached.remote
     assert host is not None
     assert remote is not None
-    run = run_name()
+    run = runname.new()
     doing = "probe --ab"
-    with hostlock.held(remote, run, doing):
+    with hostlock.held([remote], run, doing):
         change = _change(host, remote)
         meta = {**hostlock.holder(run, doing), "vars": {}}
         remote.call(journal.begin(run, meta, resume=False), timeout=60)

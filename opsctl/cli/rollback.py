@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsctl.cli.hosts import Done, HostOption, InventoryOption, chosen, on_each, tell_errors
 from opsctl.cli.playing import YesOption, ask
 from opsctl.errors import Exit, UsageError
-from opsctl.text import printable
+from opsctl.runname import LAST, meant
+from opsctl.text import few, printable
 
 if TYPE_CHECKING:
     from opsctl.engine.journal import PastRun, Report
+    from opsctl.engine.undo import Undoing
+    from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
 
 app = typer.Typer()
@@ -21,76 +26,161 @@ app = typer.Typer()
 @app.command()
 def rollback(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Default: on each host the last run that is not undone.")
-    ] = None,
+        str, typer.Argument(metavar="RUN", help="A run's name or its beginning; `last`: the newest of this inventory.")
+    ] = LAST,
     inventory: InventoryOption = None,
     host: HostOption = None,
+    check: Annotated[bool, typer.Option("--check", "-C", help="Only show what would be undone.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what waits to be confirmed by an operator who is still there.")
+    ] = False,
     yes: YesOption = False,
 ) -> int:
     """Undo a run: every change it made, in reverse order, on every host where it made any.
 
-    Example: opsctl rollback 20260301-101500-ab12
+    Examples:
+
+      opsctl rollback --check
+
+      opsctl rollback 20260301-101500-ab12
     """
+    from opsctl.engine.undo import looked_up, refuse_if_worked_on, undo_all
     from opsctl.report.record import note_undone
 
-    hosts = chosen(inventory, host, _hosts_of(run))
-    looked = on_each(hosts, lambda remote, one: _find(remote, run))
-    found = {d.host.name: d.value for d in looked if d.value}
+    wanted = _wanted(run, inventory, host, yes=yes)
+    looked = on_each(wanted.hosts, lambda remote, _: looked_up(remote, wanted.run))
     failed = tell_errors(looked)
-    if failed is not Exit.DONE and (not found or run is None):
+    found = {done.host.name: done.value for done in looked if done.value}
+    if not found and failed is not Exit.DONE:
         return failed
-    if not found:
-        raise UsageError(f"no host knows of a run {run}" if run else "there is no run to roll back",
-                         hint="opsctl history --host HOST lists them")  # fmt: skip
+    _show(wanted, found)
     for name, past in found.items():
-        typer.echo(printable(f"{name}: {past.run} ({past.playbook}, by {past.meta.get('who', '?')}): {past.ended_as}"))
-    found = {name: past for name, past in found.items() if past.outcome != "rolled-back"}
-    if not found:
-        typer.echo("there is nothing left to undo")
-        return Exit.DONE
-    if not yes and not ask(f"Undo {'this run' if len(found) == 1 else 'these runs'}?"):
+        refuse_if_worked_on(name, past, force=force)
+    todo = {name: past for name, past in found.items() if any(_left(one) for one in past)}
+    if not todo:
+        typer.echo("there is nothing left to undo" if found else "there is nothing to undo")
+        return failed
+    if check:
+        return failed
+    if not yes and not ask("Undo this?"):
         return Exit.INTERRUPTED
-    targets = [h for h in hosts if h.name in found]
-    done = on_each(targets, lambda remote, one: undo_run(remote, found[one.name]))
+
+    def work(remote: RemoteHost, one: InventoryHost) -> Report:
+        past = looked_up(remote, wanted.run)
+        refuse_if_worked_on(one.name, past, force=force)
+        return undo_all(past, lambda text: typer.echo(printable(f"{one.name}: {text}"), err=True))
+
+    done = on_each([one for one in wanted.hosts if one.name in todo], work)
     for one in done:
         if one.value and one.value.whole:
-            note_undone(found[one.host.name].run, one.host.name)
-    codes = [_tell(one) for one in done] + [tell_errors(done)]
+            note_undone(wanted.run, one.host.name)
+    codes = [_tell(one) for one in done] + [tell_errors(done), failed]
     return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
 
 
-def _hosts_of(run: str | None) -> str:
-    """The hosts of a run according to our own record; all hosts if there is none."""
-    from opsctl.report.record import is_known, read
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The run that is meant, and the hosts of it that were asked for."""
 
-    if run is None or not is_known(run):
-        return "all"
-    return ",".join(read(run).started.get("hosts", ())) or "all"
+    run: str
+    hosts: Sequence[InventoryHost]
+    told: str
 
 
-def _find(remote: RemoteHost, run: str | None) -> PastRun | None:
+def _wanted(word: str, inventory: str | None, pattern: str | None, *, yes: bool) -> _Wanted:
+    """Which run is meant. Raises UsageError, Unreachable.
+
+    Our own records and the hosts' journals say together which one is the newest: it may be a colleague's, and one that
+    failed before it changed anything stands in our records alone.
+    """
+    from opsctl.engine.hostlock import holder
+    from opsctl.engine.undo import newest
+    from opsctl.inventory.load import find, known_as
+    from opsctl.report.record import known_of, matching, names, read
+
+    project = known_as(find(inventory))
+    if word != LAST and len(matching(word)) == 1:
+        return _recorded(matching(word)[0], inventory, pattern)
+    hosts = chosen(inventory, pattern)
+    looked = on_each(hosts, lambda remote, _: _runs(remote))
+    there = {done.host.name: done.value or [] for done in looked}
+    ours = known_of(project)[0] if project else names()
+    others = set(names()) - set(ours)
+    if pattern is not None:  # then a run counts only where it was for one of these hosts
+        ours = [name for name in ours if {*read(name).started.get("hosts", ())} & there.keys()]
+    me = str(holder("", "")["who"])
+
+    def counts(past: PastRun) -> bool:
+        """Whether it is a run of this project, as far as can be told: another machine has it under another path."""
+        elsewhere = past.run in others or (
+            past.meta.get("who") == me and past.meta.get("inventory") not in (project, None)
+        )
+        return not elsewhere and ("digest" in past.meta or past.outcome != "rolled-back")
+
+    known = {past.run: past for runs in there.values() for past in runs}
+    if word != LAST:
+        run = meant(word, sorted({*names(), *known}, reverse=True), "on this machine, nor on the hosts")
+    else:
+        run = newest([ours, *([past.run for past in runs if counts(past)] for runs in there.values())]) or ""
+        failed = [done for done in looked if done.error]
+        if failed and run not in ours:
+            raise failed[0].error or AssertionError
+        if not run:
+            raise UsageError("there is no run to roll back", hint="opsctl history --host HOST lists those of a host")
+        tell_errors(failed)
+        if failed:
+            typer.echo(f"a newer run on {few([d.host.name for d in failed])} would not be known", err=True)
+        if yes and run not in ours and known[run].meta.get("who") != me:
+            who = known[run].meta.get("who", "somebody else")
+            raise UsageError(
+                f"the newest run is {run} ({known[run].playbook}) by {who}: --yes undoes runs of others only by name",
+                hint=f"opsctl rollback {run} --yes",
+            )
+    if run in ours:
+        return _recorded(run, inventory, pattern)
+    past = known[run]
+    named = {*past.meta.get("hosts", ()), *(name for name, runs in there.items() if any(p.run == run for p in runs))}
+    return _Wanted(run, [one for one in hosts if one.name in named], _told(past))
+
+
+def _recorded(run: str, inventory: str | None, pattern: str | None) -> _Wanted:
+    """A run of our own records. Raises UsageError."""
+    from opsctl.report.record import read
+
+    record = read(run)
+    started, ended = record.started, record.ended or {}
+    was_for = list(started.get("hosts", ()))
+    hosts = [one for one in chosen(inventory, pattern, ",".join(was_for) or "all") if one.name in was_for]
+    if not hosts:
+        raise UsageError(f"run {run} was for {few(was_for)}, and none of them is meant")
+    return _Wanted(run, hosts, f"{started.get('playbook', '?')}, from here: {ended.get('outcome', 'did not finish')}")
+
+
+def _told(past: PastRun) -> str:
+    return f"{past.playbook}, by {past.meta.get('who', '?')}: {past.ended_as}"
+
+
+def _runs(remote: RemoteHost) -> list[PastRun]:
     from opsctl.engine import journal
 
-    runs = journal.past_runs(remote.call(journal.list_runs(100), timeout=60))
-    if run is None:
-        return next((past for past in runs if past.outcome != "rolled-back" and past.steps), None)
-    return next((past for past in runs if past.run == run), None)
+    return journal.past_runs(remote.call(journal.list_runs(100), timeout=60))
 
 
-def undo_run(remote: RemoteHost, past: PastRun) -> Report:
-    """Undo one run on a host, under the host's lock. Raises Locked, RemoteError."""
-    from opsctl.engine import hostlock, journal
+def _left(one: Undoing) -> bool:
+    return one.past.outcome != "rolled-back" and bool(one.left or one.past.state != "ended")
 
-    def on_progress(data: Any, body: bytes) -> None:
-        if waits := journal.waits(data):
-            typer.echo(printable(f"{remote.name}: {waits}"), err=True)
 
-    if past.state == "supervised":  # its supervisor has the lock, and does the work
-        told: Any = remote.call(journal.revert(past.run), on_progress=on_progress).result
-        return journal.report(told)
-    with hostlock.held(remote, past.run, "rollback"):
-        told = remote.call(journal.rollback(past.run, "asked for"), on_progress=on_progress).result
-    return journal.report(told)
+def _show(wanted: _Wanted, found: Mapping[str, Sequence[Undoing]]) -> None:
+    """Say what would be undone on each host, the last change first."""
+    typer.echo(printable(f"run {wanted.run} ({wanted.told})"))
+    for host in wanted.hosts:
+        steps = [step for one in found.get(host.name, ()) if _left(one) for step in one.left]
+        for step in steps:
+            what = "to undo" if step.can_undo else "cannot be undone"
+            typer.echo(printable(f"{host.name}: {what}: {step.task}"))
+        ended = next((one.past.ended_as for one in found.get(host.name, ()) if one.past.outcome == "rolled-back"), None)
+        if not steps:
+            typer.echo(printable(f"{host.name}: {ended or 'it changed nothing'}"))
 
 
 def _tell(done: Done[Report]) -> Exit:

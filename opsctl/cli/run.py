@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,9 @@ from opsctl.cli.playing import (
 )
 from opsctl.errors import UsageError
 
+if TYPE_CHECKING:
+    from opsctl.engine.options import Options
+
 app = typer.Typer()
 
 
@@ -49,7 +52,8 @@ def run(
         str | None, typer.Option("--start-at-task", metavar="NAME", help="Leave out what comes before this task.")
     ] = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that stopped.")
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with a run that stopped; `last`: the newest."),
     ] = None,
     check: CheckOption = False,
     exit_code: ExitCodeOption = False,
@@ -77,9 +81,10 @@ def run(
     options = Options(
         playbook=playbook, inventory=inventory, limit=limit, given=parse_given(extra or (), strings or ()),
         tags=_words(tags), skip_tags=_words(skip_tags), start_at=start_at, check=check, exit_code=exit_code, yes=yes,
-        lock_wait=asked.duration("--lock-wait", lock_wait), at_once=forks, resume=resume,
-        resume_known=resume is not None and _recorded(resume),
+        lock_wait=asked.duration("--lock-wait", lock_wait), at_once=forks,
     )  # fmt: skip
+    if resume is not None:
+        options = _resuming(options, resume)
     try:
         password = become_password() if ask_become else None
         return play(options, Showing(output, diff, verbose, junit, summary, html), password)
@@ -88,10 +93,20 @@ def run(
         raise
 
 
-def _recorded(run: str) -> bool:
-    from opsctl.report.record import is_known
+def _resuming(options: Options, word: str) -> Options:
+    """Which run is to go on. One that is not recorded here may be a colleague's: then the hosts are asked for it."""
+    from dataclasses import replace
 
-    return is_known(run)
+    from opsctl.engine.options import Recorded
+    from opsctl.inventory.load import find, known_as
+    from opsctl.report.record import matching, read
+    from opsctl.runname import LAST
+
+    if word != LAST and not matching(word):
+        return replace(options, resume=word)
+    record = read(word, known_as(find(options.inventory)))
+    told = Recorded(str(record.started.get("playbook", "")), tuple(record.started.get("hosts", ())))
+    return replace(options, resume=record.run, recorded=told)
 
 
 def _words(options: list[str] | None) -> list[str]:

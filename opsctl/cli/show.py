@@ -9,6 +9,7 @@ import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption, on_one, the_host
 from opsctl.errors import Exit
+from opsctl.runname import LAST, meant
 from opsctl.text import printable
 
 app = typer.Typer()
@@ -48,12 +49,10 @@ def _from_host(run: str, inventory: str | None, host: str) -> int:
 
     one = the_host(inventory, host)
     with on_one(one) as remote:
-        if run == "last":
-            past = journal.past_runs(remote.call(journal.list_runs(1), timeout=60))
-            if not past:
-                typer.echo("no run is known there")
-                return Exit.DONE
-            run = past[0].run
-        told = remote.call(journal.show(run), timeout=60).result
+        known = [past.run for past in journal.past_runs(remote.call(journal.list_runs(100), timeout=60))]
+        if run == LAST and not known:
+            typer.echo("no run is known there")
+            return Exit.DONE
+        told = remote.call(journal.show(meant(run, known, f"on {one.name}")), timeout=60).result
     typer.echo(printable(json.dumps(told, indent=2, ensure_ascii=False)))
     return Exit.DONE

@@ -256,7 +256,7 @@ class Doing:
         """Listen again to a supervised change after the connection was lost: it goes on without us."""
         while True:
             self._regain()
-            sent = self.session.remote().send([journal.follow(self.session.info.run)], on_progress=self._progress())
+            sent = self.session.watched().send([journal.follow(self.session.info.run)], on_progress=self._progress())
             try:
                 return self.session.wait(sent[0], timeout, unless_stopped=True)
             except Unreachable:

@@ -139,7 +139,7 @@ class Fleet:
 
     def _confirm(self, session: Session) -> None:
         def confirm() -> None:
-            session.wait(session.remote().send([journal.confirm(session.info.run)])[0], 60)
+            session.wait(session.watched().send([journal.confirm(session.info.run)])[0], 60)
 
         self._surely(session, confirm)
         session.supervised = False

@@ -1,12 +1,18 @@
-"""The lock of a host: who holds it, and holding it for something that is no run of a playbook."""
+"""The lock of a host: who holds it, and holding it for something that is no run of a playbook.
+
+Each user of the host has a lock in a state folder of its own, and whoever changes what is that user's takes it: all
+that become root exclude each other, whoever they log in as. Users that change different things do not wait for each
+other.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
 import os
+import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,17 +31,28 @@ def holder(run: str, playbook: str) -> dict[str, Any]:
     return {"run": run, "who": f"{user}@{node}", "from": source, "playbook": playbook, "since": since}
 
 
+def take(whose: Mapping[str, Any], token: str, wait: float, name: str = NAME) -> Call:
+    """Take the lock of a user. Two agents with the same `token` hold it together: one user may have two names."""
+    holder = {key: whose[key] for key in ("who", "from", "run", "playbook", "since") if key in whose}
+    return Call("lock.take", {"name": name, "holder": holder, "token": token, "wait": wait})
+
+
 def release(name: str = NAME) -> Call:
     """Let go of a lock. An agent that ends does so too, but maybe not before the next command comes."""
     return Call("lock.release", {"name": name})
 
 
 @contextlib.contextmanager
-def held(remote: RemoteHost, run: str, doing: str) -> Iterator[None]:
-    """Keep everybody else from the host meanwhile. Raises Locked, RemoteError, Unreachable."""
-    remote.call(Call("lock.take", {"name": NAME, "holder": holder(run, doing), "wait": 0.0}), timeout=60)
-    try:
+def held(agents: Sequence[RemoteHost], run: str, doing: str) -> Iterator[None]:
+    """Keep everybody else from what these users of a host have. Raises Locked, RemoteError, Unreachable."""
+    whose, token = holder(run, doing), secrets.token_hex(8)
+    with contextlib.ExitStack() as stack:
+        for agent in agents:
+            agent.call(take(whose, token, 0.0), timeout=60)
+            stack.callback(_let_go, agent)
         yield
-    finally:
-        with contextlib.suppress(Unreachable):  # then its agent lets go of it, once it has noticed
-            remote.call(release(), timeout=60)
+
+
+def _let_go(agent: RemoteHost) -> None:
+    with contextlib.suppress(Unreachable):  # then it lets go by itself, once it has noticed
+        agent.call(release(), timeout=60)

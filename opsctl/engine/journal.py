@@ -21,6 +21,7 @@ class PastRun:
         state: running | supervised | unfinished | ended.
         why: what made it end so, such as "not confirmed".
         attended: its operator is still connected.
+        users: in whose journals on the host it may stand besides; None: the login user.
         begun, ended: seconds since 1970.
     """
 
@@ -29,6 +30,7 @@ class PastRun:
     outcome: str | None
     why: str | None
     attended: bool
+    users: tuple[str | None, ...]
     begun: float
     ended: float | None
     steps: int
@@ -61,6 +63,16 @@ class PastRun:
     def found_by(self) -> str:
         """What its playbook was found by, where the run was made."""
         return str(self.meta.get("found_by") or self.playbook)
+
+
+@dataclass(frozen=True, slots=True)
+class PastStep:
+    """One change of an earlier run. `state`: begun, done, failed; `can_undo`: it said how."""
+
+    task: str
+    state: str
+    can_undo: bool
+    undone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +156,20 @@ def past_run(told: Mapping[str, Any]) -> PastRun:
         outcome=told.get("outcome"),
         why=told.get("why"),
         attended=bool(told.get("attended")),
+        users=tuple((told.get("meta") or {}).get("users") or ()),
         begun=float(told.get("begun") or 0),
         ended=told.get("ended"),
         steps=int(told.get("steps") or 0),
         undone=int(told.get("undone") or 0),
         meta=told.get("meta") or {},
         checkpoint=told.get("checkpoint") or {},
+    )
+
+
+def past_steps(told: Mapping[str, Any]) -> tuple[PastStep, ...]:
+    """The steps of a run that `show` has told of, in their order."""
+    return tuple(
+        PastStep(str(s.get("task") or ""), str(s["state"]), bool(s["can_undo"]), bool(s["undone"])) for s in told["log"]
     )
 
 

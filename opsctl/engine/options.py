@@ -27,6 +27,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What our own record says of a run that is to go on: its playbook's name, and the hosts it was for."""
+
+    playbook: str
+    hosts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What the user asks for.
 
@@ -34,7 +42,7 @@ class Options:
         playbook: a path, or the name of a playbook of the project or a shipped one.
         given: values for params and variables, by name.
         resume: the run to go on with.
-        resume_known: that run is in our own records, so a host that does not know it had not been begun.
+        recorded: that run in our own records, None where it is not there.
         exit_code: in check mode, end with CHANGES when something would change.
         lock_wait: seconds to wait for another operator.
         at_once: hosts worked on at a time.
@@ -53,7 +61,7 @@ class Options:
     lock_wait: float = 0.0
     at_once: int = 32
     resume: str | None = None
-    resume_known: bool = False
+    recorded: Recorded | None = None
 
 
 def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, Given]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -11,7 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from opsctl import __version__
+from opsctl import __version__, runname
+from opsctl.answers import understood
 from opsctl.engine import find, journal, params, preflight, select, templating
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
@@ -26,6 +25,7 @@ from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play, Playbook, straight
 from opsctl.engine.templating import At
+from opsctl.engine.undo import looked_up
 from opsctl.errors import Exit, OpsctlError, RemoteError, UsageError
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.inventory.load import known_as
@@ -74,6 +74,12 @@ class Plan:
         return batches(stage.play, stage.hosts)[0]
 
     @property
+    def become(self) -> frozenset[bool | str]:
+        """What the tasks that may run say of the user they want to be."""
+        tasks = (task for stage in self.stages for task in stage.play.all_tasks() if task.number in stage.chosen)
+        return frozenset(task.become for task in tasks if task.become is not None)
+
+    @property
     def hosts(self) -> list[InventoryHost]:
         return list({h.name: h for stage in self.stages for h in stage.hosts}.values())
 
@@ -84,12 +90,17 @@ Ask = Callable[[str], bool]
 def plan(options: Options, inventory: Inventory) -> Plan:
     """Read and check everything. No host is touched. Raises UsageError with a place."""
     playbook = load_playbook(find.playbook(options.playbook))
-    if options.resume is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", options.resume):
-        raise UsageError(f"{options.resume!r} cannot be the name of a run", hint="opsctl history lists them")
+    if options.resume is not None:
+        runname.check(options.resume)
+    if options.recorded and options.recorded.playbook != playbook.name:
+        was = f"run {options.resume} is one of the playbook {options.recorded.playbook}, not of {playbook.name}"
+        raise UsageError(was, hint="opsctl history lists them")
     limit = None if options.limit is None else {h.name for h in inventory.select(options.limit)}
+    if options.recorded:  # a run goes on where it was to go, and nowhere else
+        limit = {*options.recorded.hosts} if limit is None else limit & {*options.recorded.hosts}
     select.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
     start = select.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
-    run = options.resume or run_name()
+    run = options.resume or runname.new()
     chosen_hosts = [_hosts(play, inventory, limit) for play in playbook.plays]
     names = {name for hosts in chosen_hosts for host in hosts for name in host.variables}
     params.check_names(options.given, playbook.plays, names)
@@ -159,9 +170,10 @@ def execute(
     _confirm(plan, options, ask)
     meta = _meta(plan, options)
     info = RunInfo(
-        run=plan.run, meta=meta, check=options.check, cancelled=stop.is_set,
+        run=plan.run, meta=meta, become=plan.become, check=options.check, cancelled=stop.is_set,
         lock_wait=options.lock_wait,
     )  # fmt: skip
+    begun_for = _begun_for(plan, options, connections)
     fleet = Fleet(info, emit, clock, connections, options.at_once)
     names = tuple(h.name for h in plan.hosts)
     emit(RunStarted(at=0.0, run=plan.run, playbook=plan.playbook.name, hosts=names, check=options.check,
@@ -171,7 +183,7 @@ def execute(
     watcher.start()
     try:
         for stage in plan.stages:
-            fleet.play(stage.play, stage.hosts, _placer(stage, plan, options, emit, clock))
+            fleet.play(stage.play, stage.hosts, _placer(stage, plan, options, begun_for, emit, clock))
         code = fleet.finish()
     finally:
         fleet.close()
@@ -192,14 +204,19 @@ def _clock(began: float) -> Callable[[], float]:
 
 
 def _placer(
-    stage: Stage, plan: Plan, options: Options, emit: Callable[[Event], None], clock: Callable[[], float]
+    stage: Stage,
+    plan: Plan,
+    options: Options,
+    begun_for: Collection[str],
+    emit: Callable[[Event], None],
+    clock: Callable[[], float],
 ) -> Callable[[Session], PlayOnHost]:
     order = [t for t in straight(stage.play.tasks) if t.number in stage.chosen]
 
     def on_host(session: Session) -> PlayOnHost:
         done = -1
         if options.resume:
-            done = _restore(session, options, stage, plan)
+            done = _restore(session, stage, plan, begun_for)
         return PlayOnHost(
             play=stage.play, index=stage.index, chosen=stage.chosen,
             order=[t for t in order if t.number > done or t.number in session.left],
@@ -216,21 +233,52 @@ def _placer(
 _ALL_DONE = 1 << 30  # a task number behind every task
 
 
-def _restore(session: Session, options: Options, stage: Stage, plan: Plan) -> int:
+def _begun_for(plan: Plan, options: Options, connections: Connections) -> Collection[str]:
+    """The hosts that the run which is to go on was made for. Nothing is recorded yet: that run may be none.
+
+    Raises UsageError if nobody knows it, Unreachable if some host could not be asked.
+    """
+    if options.resume is None:
+        return ()
+    if options.recorded:
+        return options.recorded.hosts
+    known: set[str] = set()
+    hosts: set[str] = set()
+    silent: list[OpsctlError] = []
+    asked = [(host.name, connections.of(host.connection())) for host in plan.hosts]
+    for name, connecting in asked:
+        try:
+            with understood(name):
+                runs = journal.past_runs(connecting.result().remote.call(journal.list_runs(100), timeout=60))
+        except OpsctlError as error:
+            error.where = error.where or name
+            silent.append(error)
+            continue
+        known |= {past.run for past in runs}
+        hosts |= {str(host) for past in runs if past.run == plan.run for host in (name, *past.meta.get("hosts", ()))}
+    if not hosts and silent:
+        raise silent[0]
+    if not hosts:
+        runname.meant(plan.run, sorted(known, reverse=True), "on this machine, nor on the hosts")
+    return hosts
+
+
+def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[str]) -> int:
     """Take up what the resumed run had learnt on a host. Number of the last task of this stage that it had done.
 
-    Raises UsageError if the host does not know the run, or the playbook is not the one it was made with.
+    Raises UsageError if the run was not for this host, or the playbook is not the one it was made with.
     """
-    run = str(options.resume)
+    run = plan.run
     try:
         told = session.remote().call(journal.show(run), timeout=60).result
+        found = [(one.user, one.past) for one in reversed(looked_up(session.remote(), run))]
     except RemoteError as error:
         if error.kind != "not-found":
             raise
-        if options.resume_known:
+        if session.name in begun_for:
             return -1  # the run had not come to this host yet
-        raise UsageError(f"there is no run {run} on this host", where=session.name,
-                         hint=f"opsctl history --host {session.name}") from None  # fmt: skip
+        raise UsageError(f"run {run} was not made for this host", where=session.name,
+                         hint=f"leave it out: --limit {','.join(sorted(begun_for))}") from None  # fmt: skip
     past = journal.past_run(told)
     if past.outcome == "done":
         return _ALL_DONE
@@ -244,9 +292,9 @@ def _restore(session: Session, options: Options, stage: Stage, plan: Plan) -> in
         raise UsageError(f"run {run} was made with another version of this playbook", where=session.name,
                          hint=f"run it anew, or opsctl rollback {run}")  # fmt: skip
     if not session.resumed:
-        session.go_on(stage.play.lock, supervised=past.state == "supervised")
+        session.go_on(stage.play.lock, found)
     if session.supervised:
-        reply = session.wait(session.remote().send([journal.follow(run)])[0], None)
+        reply = session.wait(session.watched().send([journal.follow(run)])[0], None)
         if reply.result["state"] == "reverted":
             raise Reverted.of(reply, session.name)
     session.registered.update(kept.get("registered") or {})
@@ -283,9 +331,6 @@ def _meta(plan: Plan, options: Options) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     for stage in plan.stages:
         variables |= stage.given.values
-    known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__}
+    known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__,
+             "hosts": [host.name for host in plan.hosts], "inventory": plan.inventory}  # fmt: skip
     return {**holder(plan.run, plan.playbook.name), "found_by": find.word_for(plan.playbook.path), **known}
-
-
-def run_name() -> str:
-    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

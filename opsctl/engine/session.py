@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
@@ -19,19 +21,22 @@ from opsctl.modules.contract import Change
 from opsctl.remote.agent_client import OnProgress, Pending
 from opsctl.remote.host import RemoteHost, connect
 
+PastOfUser = tuple[str | None, journal.PastRun]
+
 LOST_AGENT = 60.0  # seconds until an agent whose connection is gone has certainly noticed
 REGAIN_AFTER = (0.5, 2.0, 5.0, 10.0, 20.0, 30.0)  # seconds before each attempt to find a lost host again
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What is the same on all hosts of a run. `meta` goes into the journals, secrets masked."""
+    """What is the same on all hosts of a run. `meta` goes into the journals, secrets masked; `become`: as tasks say."""
 
     run: str
     meta: Mapping[str, Any]
     check: bool
     cancelled: Callable[[], bool]
     lock_wait: float
+    become: frozenset[bool | str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -41,6 +46,8 @@ class Session:
     Attributes:
         registered: variables from `register`, over all plays of the run.
         began: the call that began the run in a user's journal (None: the login user's), in that order.
+        token: tells our agents' locks from everybody else's.
+        supervisor: the user in whose journal a supervised change stands.
         notified: handlers that are to run.
         left: numbers of tasks of this play that failed where the play went on: not done, though later ones are.
         supervised: the host waits for us to confirm.
@@ -58,7 +65,9 @@ class Session:
     past: list[journal.PastRun] | None = None  # what its journal tells of earlier runs, once asked
     counts: dict[str, int] = field(default_factory=dict)
     lock: str | None = None  # the lock that is held
+    token: str = field(default_factory=partial(secrets.token_hex, 8))
     supervised: bool = False
+    supervisor: str | None = None
     resumed: bool = False
     changed: bool = False  # something has changed, or in check mode would
     seq: int = 0
@@ -84,12 +93,22 @@ class Session:
             return self.remote().spec.become
         return {True: "root", False: None}[become] if isinstance(become, bool) else become
 
+    @property
+    def users(self) -> list[str | None]:
+        """The users that tasks become, other than the one as whom everything else is done."""
+        others = {self._name_of(become) for become in self.info.become} - {self._name_of(None)}
+        return sorted(others, key=str)
+
+    def watched(self) -> RemoteHost:
+        """The host as the user whose supervisor carries a change through."""
+        return self.remote().as_user(self.supervisor)
+
     def open(self, lock: str | None) -> list[Pending]:
         """Take the lock and ask for unfinished runs, without waiting: observations may follow at once."""
         remote = self.remote()
         first: list[Pending] = []
         if lock and not self.lock:
-            first += remote.send([self._take(lock, self.info.lock_wait)])
+            first += remote.send([hostlock.take(self.info.meta, self.token, self.info.lock_wait, lock)])
         if not self.info.check and self.past is None:
             first += remote.send([journal.list_runs()])
         return first
@@ -99,10 +118,11 @@ class Session:
         if lock and not self.lock:
             try:
                 self.wait(first.pop(0), self.info.lock_wait + 60)
+                self.lock = lock
+                self._lock_others(lock, self.info.lock_wait)
             except Locked as error:
                 self._explain(error, first)
                 raise
-            self.lock = lock
         if first:
             self.past = journal.past_runs(self.wait(first[0], 60))
             return True
@@ -116,9 +136,11 @@ class Session:
             error.message += "; that run waits to be confirmed, and its operator is gone"
             error.hint = f"opsctl rollback {holder.run} takes it back now, else the host does so when its time is over"
 
-    def _take(self, lock: str, wait: float) -> Call:
-        holder = {k: self.info.meta[k] for k in ("who", "from", "run", "playbook", "since") if k in self.info.meta}
-        return Call("lock.take", {"name": lock, "holder": holder, "wait": wait})
+    def _lock_others(self, lock: str, wait: float) -> None:
+        """Take the locks of the users that tasks become: what is theirs is changed, whoever logs in. Raises Locked."""
+        for user in self.users:
+            agent = self.remote().as_user(user)
+            self.wait(agent.send([hostlock.take(self.info.meta, self.token, wait, lock)])[0], wait + 60)
 
     def reconnect(self) -> None:
         """Connect again after the connection was lost, and go on with the run where it was. Raises Unreachable, Locked.
@@ -131,11 +153,14 @@ class Session:
         remote = connect(self.host.connection(), self.info.cancelled)
         self.connecting = Future()
         self.connecting.set_result(Connected(remote, 0.0))
+        self.token = secrets.token_hex(8)
         self.saving.clear()
         if self.supervised:
             return
         if self.lock:
-            self.wait(remote.send([self._take(self.lock, LOST_AGENT)])[0], LOST_AGENT + 60)
+            take = hostlock.take(self.info.meta, self.token, LOST_AGENT, self.lock)
+            self.wait(remote.send([take])[0], LOST_AGENT + 60)
+            self._lock_others(self.lock, LOST_AGENT)
         for user in self.journals():
             try:
                 self.wait(remote.as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0], 60)
@@ -169,16 +194,17 @@ class Session:
                 return
         raise Unreachable("the connection was lost, and the host cannot be reached again", where=self.name)
 
-    def go_on(self, lock: str | None, *, supervised: bool) -> None:
+    def go_on(self, lock: str | None, found: Sequence[PastOfUser]) -> None:
         """Take up a run that was begun on this host before. Raises Locked when somebody else works on it."""
         self.resumed = True
         if self.info.check:
             return
-        begun = self.user(None).send([journal.begin(self.info.run, {}, resume=True)])[0]
-        self.wait(begun, 60)
-        self.began[self._name_of(None)] = begun
-        if supervised:
-            self.supervised, self.lock = True, lock  # which its supervisor holds
+        for user, past in found:
+            begun = self.remote().as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0]
+            self.wait(begun, 60)
+            self.began[user] = begun
+            if past.state == "supervised":
+                self.supervised, self.supervisor, self.lock = True, user, lock  # which its supervisor holds
 
     def wait(self, pending: Pending, timeout: float | None, *, unless_stopped: bool = False) -> Reply:
         """The reply of a call; Ctrl-C cancels it meanwhile, and `unless_stopped` also if it came before."""
@@ -219,17 +245,20 @@ class Session:
             return remote.send([call], after=first, on_progress=on_progress)[0]
         call = journal.supervise(self.info.run, self.seq, task, change, confirm_within)
         sent = remote.send([call], after=first, on_progress=on_progress)[0]
-        self.supervised = True
+        self.supervised, self.supervisor = True, self._name_of(become)
         return sent
 
     def _begin(self, become: bool | str | None) -> list[Pending]:
-        """Begin the run in the journal of this user, if that was not done yet."""
-        user = self._name_of(become)
-        if user in self.began:
-            return []
-        meta = {**self.info.meta, "host": self.name}
-        sent = self.user(become).send([journal.begin(self.info.run, meta, resume=self.resumed)])
-        self.began[user] = sent[0]
+        """Begin the run in the journal of this user, if that was not done yet.
+
+        It always stands in that of the user as whom we came, which says in whose journals it may stand besides.
+        """
+        meta = {**self.info.meta, "host": self.name, "users": self.users}
+        sent: list[Pending] = []
+        for user in (self._name_of(None), self._name_of(become)):
+            if user not in self.began:
+                sent = self.remote().as_user(user).send([journal.begin(self.info.run, meta, resume=self.resumed)])
+                self.began[user] = sent[0]
         return sent
 
     def journals(self) -> list[str | None]:
@@ -251,8 +280,8 @@ class Session:
         remote = self.remote()
         users = self.journals()
         sent = [remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0] for user in users]
-        if self.lock:
-            sent += remote.send([hostlock.release(self.lock)])
+        for user in (self._name_of(None), *self.users) if self.lock else ():
+            sent += remote.as_user(user).send([hostlock.release(str(self.lock))])
         for pending in sent:
             self.wait(pending, 60)
         self.began.clear()

@@ -1,14 +1,108 @@
-"""Taking back what a run did on a host."""
+"""Taking back what a run did on a host: which run, what it would be, and doing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from opsctl.engine import journal
+from opsctl.engine import hostlock, journal
 from opsctl.engine.events import Event, Note, UndoStep
 from opsctl.engine.session import Session
-from opsctl.errors import RemoteError
+from opsctl.errors import Locked, RemoteError
+from opsctl.remote.host import RemoteHost
+
+
+@dataclass(frozen=True, slots=True)
+class Undoing:
+    """A run in the journal of one user of a host, as it is before it is undone. `user` None: the login user."""
+
+    user: str | None
+    agent: RemoteHost
+    past: journal.PastRun
+    steps: tuple[journal.PastStep, ...]
+
+    @property
+    def left(self) -> list[journal.PastStep]:
+        """The steps that are not undone yet, in the order in which they are undone."""
+        return [step for step in reversed(self.steps) if not step.undone]
+
+
+def newest(orders: Sequence[Sequence[str]]) -> str | None:
+    """The newest of all runs, from lists that each begin with the newest of their own.
+
+    Where a list has two runs, it knows which of them came later. Between runs that no list has together, the time in
+    their names decides.
+    """
+    heads = {order[0] for order in orders if order}
+    later = {run for order in orders for head in order[:1] for run in order[1:] if run in heads and run != head}
+    return max(heads - later or heads, default=None)
+
+
+def looked_up(remote: RemoteHost, run: str) -> list[Undoing]:
+    """The run in the journals of all users that it worked as on this host, the login user's last.
+
+    Raises RemoteError, Unreachable, AuthFailed.
+    """
+    own = _in_journal(remote, remote.spec.become, run)
+    if own is None:
+        return []
+    others = (_in_journal(remote, user, run) for user in own.past.users)
+    return [*(one for one in others if one), own]
+
+
+def _in_journal(remote: RemoteHost, user: str | None, run: str) -> Undoing | None:
+    try:
+        agent = remote.as_user(user)
+        told = agent.call(journal.show(run), timeout=60).result
+    except RemoteError as error:
+        if error.kind != "not-found":
+            raise
+        return None
+    return Undoing(user, agent, journal.past_run(told), journal.past_steps(told))
+
+
+def refuse_if_worked_on(host: str, found: Sequence[Undoing], *, force: bool) -> None:
+    """Raise Locked where the run's operator is still at work on this host, unless `force` takes it back all the same.
+
+    Only what the host carries through by itself can be taken from a living operator.
+    """
+    for one in found:
+        past = one.past
+        if past.state != "running" and not (past.state == "supervised" and past.attended):
+            continue
+        if past.state == "supervised" and force:
+            continue
+        message = f"{past.meta.get('who', 'somebody')} is at work on run {past.run} ({past.playbook})"
+        if past.state == "supervised":
+            raise Locked(f"{message}, which waits to be confirmed", where=host, holder=past.meta,
+                         hint="wait for its end, or take it back all the same with --force")  # fmt: skip
+        raise Locked(message, where=host, holder=past.meta,
+                     hint="wait for its end; when its connection ends, it can be rolled back")  # fmt: skip
+
+
+def undo_all(found: Sequence[Undoing], on_progress: Callable[[str], None]) -> journal.Report:
+    """Take back a run in all the journals in which it stands, under the locks of those users.
+
+    Raises Locked, RemoteError, Unreachable.
+    """
+
+    def progress(data: Any, body: bytes) -> None:
+        if waits := journal.waits(data):
+            on_progress(waits)
+
+    reports = []
+    # A supervisor holds all the locks for as long as it works.
+    supervised = [one for one in found if one.past.state == "supervised"]
+    for one in supervised:
+        told: Any = one.agent.call(journal.revert(one.past.run), on_progress=progress).result
+        reports.append(journal.report(told))
+    rest = [one for one in found if one not in supervised]
+    with hostlock.held([one.agent for one in rest], found[0].past.run, "rollback"):
+        for one in rest:
+            told = one.agent.call(journal.rollback(one.past.run, "asked for"), on_progress=progress).result
+            reports.append(journal.report(told))
+    return journal.Report(tuple(step for report in reports for step in report.steps), all(r.whole for r in reports))
 
 
 def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], float], why: str) -> bool:
@@ -24,7 +118,8 @@ def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], fl
     whole, refused = True, None
     remote = session.remote()
     for user in session.journals():
-        call = journal.revert(session.info.run) if session.supervised else journal.rollback(session.info.run, why)
+        watched = session.supervised and user == session.supervisor
+        call = journal.revert(session.info.run) if watched else journal.rollback(session.info.run, why)
         try:
             told = session.wait(remote.as_user(user).send([call], on_progress=on_progress)[0], None).result
         except RemoteError as error:

@@ -12,7 +12,7 @@ from opsctl.gpu import wanted
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.schema_types import Duration
 from opsctl.sglang import log_parts
-from opsctl.sglang.log_collect import Collected, Source, Wish, collect, secrets_in, since_run, told
+from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, secrets_in, told
 from opsctl.text import printable
 
 
@@ -48,11 +48,10 @@ class LogsCollect(Action[LogsCollectArgs]):
         if args.since is not None and args.run is not None:
             raise UsageError("since and run both say how far back", hint="give one of them")
         log_parts.check_names([*args.include, *args.exclude])
-        since = since_run(host, args.run) if args.run else args.since
         more = args.redact == "more"
-        wish = Wish(since, args.run, tuple(args.include), tuple(args.exclude), more, args.keep_prompts)
+        wish = Wish(args.since, args.run, tuple(args.include), tuple(args.exclude), more, args.keep_prompts)
         folder = _folder(args.folder)
-        made = collect(host, source(site), wish, lambda name: folder / f"{name}.tar.zst", progress)
+        made = collect(host, source(site), of_run(wish, host), lambda name: folder / f"{name}.tar.zst", progress)
         return outcome(site.host, made)
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from opsctl.engine.events import Event, RunStarted, TaskProgress, to_json
 from opsctl.errors import UsageError
-from opsctl.text import nearest
+from opsctl.runname import LAST, meant
 
 _MOST_RUNS = 500
 _SECOND = len("20261130-112003")  # how a run's name begins
@@ -112,8 +112,10 @@ def names() -> list[str]:
     return sorted((path.stem for path in folder().glob("*.jsonl")), key=_began, reverse=True)
 
 
-def is_known(run: str) -> bool:
-    return (folder() / f"{run}.jsonl").is_file()
+def matching(word: str) -> list[str]:
+    """The recorded runs whose name is `word`, or else begins so, the newest first."""
+    known = names()
+    return [word] if word in known else [name for name in known if word and name.startswith(word)]
 
 
 def known_of(inventory: str) -> tuple[list[str], int]:
@@ -154,22 +156,11 @@ def last_of(inventory: str | None) -> str:
 
 def read(run: str, inventory: str | None = None) -> Record:
     """A record, by the run's name or its unambiguous beginning; `last` as of `last_of`. Raises UsageError."""
-    known = names()
-    found = [last_of(inventory)] if run == "last" else [name for name in known if name.startswith(run)]
-    if run in known:
-        found = [run]
-    if len(found) != 1:
-        what = "there is no record of run" if not found else f"{len(found)} runs begin with"
-        close = nearest(run, ["last", *found, *known[:50]])
-        raise UsageError(
-            f"{what} {run!r} on this machine",
-            hint=(f"did you mean {close!r}? " if close else "")
-            + "`opsctl history` lists those of this machine, with --host those of a host",
-        )
+    name = last_of(inventory) if run == LAST else meant(run, names(), "on this machine")
     events = []
-    for line in (folder() / f"{found[0]}.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (folder() / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         try:
             events.append(json.loads(line))
         except ValueError:
             break  # the controller died while writing this line
-    return Record(found[0], tuple(events))
+    return Record(name, tuple(events))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from opsctl import __version__
 from opsctl.agent.protocol import Call, Reply
 from opsctl.agent.redact import Redactor, known_values, mask
-from opsctl.errors import OpsctlError, RemoteError, UsageError
+from opsctl.errors import OpsctlError, UsageError
 from opsctl.gpu.wanted import Wanted
+from opsctl.runname import meant
 from opsctl.secret import Secret, revealed
 from opsctl.sglang import log_findings, log_parts, log_survey, timeline
 from opsctl.sglang.log_bundle import Spool
@@ -223,14 +224,15 @@ def _trouble(part: Mapping[str, Any]) -> str:
     return "" if part["exit"] in fine else f"exit code {part['exit']}"
 
 
-def since_run(host: Asked, run: str) -> float:
-    """Seconds from a little before the begin of a run until now. Raises UsageError if the host knows no such run."""
-    try:
-        begun = host.call(Call("journal.show", {"run": run}), timeout=60).result["begun"]
-        now = host.call(Call("logfiles.look"), timeout=60).result["now"]
-    except RemoteError as error:
-        raise UsageError(f"this host knows no run {run}", hint="opsctl history lists them") from error
-    return max(0.0, float(now) - float(begun)) + _BEFORE_RUN
+def of_run(wish: Wish, host: Asked) -> Wish:
+    """The wish with the run's whole name, and from a little before its begin on. Raises UsageError if there is none."""
+    if wish.run is None:
+        return wish
+    runs = host.call(Call("journal.list", {"limit": 100}), timeout=60).result["runs"]
+    run = meant(wish.run, [str(one["run"]) for one in runs], "on this host")
+    begun = next(one["begun"] for one in runs if one["run"] == run)
+    now = host.call(Call("logfiles.look"), timeout=60).result["now"]
+    return replace(wish, run=run, since=max(0.0, float(now) - float(begun)) + _BEFORE_RUN)
 
 
 def secrets_in(value: Any) -> Iterator[Secret]:

@@ -19,6 +19,7 @@ import yaml
 
 from opsctl import modules
 from opsctl.cli.main import run as opsctl
+from opsctl.engine.undo import newest
 from opsctl.errors import Exit
 from tests.drafter.build import specforge
 from tests.engine.world import Project
@@ -159,6 +160,86 @@ def test_history_show_report_and_rollback(project: Project, cli: Cli) -> None:
     assert json.loads(cli("history", "--host", "here", "--json").out)["runs"][0]["outcome"] == "rolled-back"
 
 
+BEFORE_ANY_CHANGE = "hosts: here\ntasks:\n  - {name: broken, command: {cmd: 'false', read_only: true}}\n"
+
+
+def test_rollback_after_a_run_that_changed_nothing_undoes_nothing_else(project: Project, cli: Cli) -> None:
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    project.write(BEFORE_ANY_CHANGE)
+    assert cli("run", "play.yaml").code == Exit.FAILED
+    said = cli("rollback", "--yes")
+    assert (said.code, "it changed nothing" in said.out) == (Exit.DONE, True)
+    assert (project.out / "a").exists()
+
+
+def test_rollback_means_the_newest_run_on_its_own_hosts_alone(project: Project, cli: Cli) -> None:
+    project.hosts("a", "b")
+    project.write("hosts: all\ntasks:\n  - {name: it, copy: {dest: 'OUT/{{ inventory_hostname }}', content: x}}\n")
+    cli("run", "play.yaml", "--limit", "b")
+    cli("run", "play.yaml", "--limit", "a")
+    shown = cli("rollback", "--check")
+    assert (shown.code, "a: to undo: it" in shown.out, "b:" in shown.out) == (Exit.DONE, True, False)
+    assert sorted(path.name for path in project.out.iterdir()) == ["a", "b"]
+    assert cli("rollback", "--yes").code == Exit.DONE
+    assert [path.name for path in project.out.iterdir()] == ["b"]
+    again = cli("rollback", "--yes")  # that run is still the newest one
+    assert (again.code, "nothing left to undo" in again.out) == (Exit.DONE, True)
+    assert cli("rollback", "--yes", "--host", "b").code == Exit.DONE  # the newest that was for this host
+    assert list(project.out.iterdir()) == []
+
+
+def test_rollback_of_a_colleagues_run_needs_its_name(
+    project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    project.write(PLAY.replace("one", "theirs"))
+    with monkeypatch.context() as colleague:
+        colleague.setenv("LOGNAME", "bob")
+        colleague.setenv("OPSCTL_RECORDS", str(project.folder / "theirs"))
+        cli("run", "play.yaml")
+        theirs = json.loads(cli("history", "--json").out)["runs"][0]["run"]
+    refused = cli("rollback", "--yes")
+    assert refused.code == Exit.USAGE
+    assert f"{theirs} (play) by bob@" in refused.err
+    assert (project.out / "a").read_text() == "theirs\n"
+    assert theirs in cli("rollback", "--check").out
+    assert cli("rollback", theirs, "--yes").code == Exit.DONE
+    assert (project.out / "a").read_text() == "one\n"
+
+
+def test_rollback_is_not_sure_which_run_is_the_newest_where_a_host_cannot_be_asked(
+    project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.hosts("here", extra="  gone: {address: 127.0.0.1, port: 9, user: nobody}\n")
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("OPSCTL_RECORDS", str(project.folder / "none"))
+        assert cli("rollback", "--yes").code == Exit.UNREACHABLE  # the newest may be on the host that is gone
+        assert (project.out / "a").exists()
+    said = cli("rollback", "--yes")
+    assert (said.code, "a newer run on gone would not be known" in said.err) == (Exit.DONE, True)
+    assert not (project.out / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("orders", "expected"),
+    [
+        ([], None),
+        ([[], ["r1"]], "r1"),
+        ([["r2", "r1"], ["r1"]], "r2"),
+        ([["r1"], ["r2"]], "r2"),  # of runs that never met the names decide
+        ([["r1", "r2"], ["r2"]], "r1"),  # a clock was wrong: the host knows which came later
+        ([["r1", "r2"], ["r2", "r3"], ["r3"]], "r1"),
+        ([["r1", "r2"], ["r2", "r1"]], "r2"),
+    ],
+)
+def test_the_newest_run_of_several_lists(orders: list[list[str]], expected: str | None) -> None:
+    assert newest(orders) == expected
+
+
 def test_history_is_that_of_the_project_one_is_in(project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     project.write(PLAY)
     cli("run", "play.yaml")
@@ -264,7 +345,6 @@ def test_the_command_that_goes_on_with_a_failed_run_does(project: Project, cli: 
         (["run", "play.yaml", "-i", "missing.yaml"], ["missing.yaml"]),
         (["run", "play.yaml", "--tags", "x"], ["'x'"]),
         (["run", "play.yaml", "--lock-wait", "soon"], ["soon"]),
-        (["run", "play.yaml", "--resume", "20200101-000000-0000"], ["20200101-000000-0000"]),
         (["show", "20200101"], ["20200101"]),
         (["doc", "coppy"], ["copy"]),
     ],
@@ -277,6 +357,39 @@ def test_mistakes_on_the_command_line(project: Project, cli: Cli, words: list[st
     for word in told:
         assert word in said.err + said.out
     assert list(project.out.iterdir()) == []
+
+
+def test_a_run_that_nobody_knows_is_an_error_and_records_nothing(project: Project, cli: Cli) -> None:
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    run = json.loads(cli("history", "--json").out)["runs"][0]["run"]
+    wrong, files = run[:-1] + "x", sorted(path.name for path in project.folder.rglob("*"))
+    asked = (
+        ["run", "play.yaml", "--resume", wrong], ["rollback", wrong, "--yes"], ["show", wrong], ["report", wrong],
+        ["show", wrong, "--host", "here"], ["logs", "collect", "--run", wrong],
+    )  # fmt: skip
+    for words in (*asked, *asked):  # the second time, too
+        said = cli(*words)
+        assert said.code == Exit.USAGE, words
+        assert f"{wrong!r}" in said.err, words
+        assert run in said.err, words  # the nearest name
+    assert json.loads(cli("history", "--json").out)["runs"][0]["run"] == run
+    assert sorted(path.name for path in project.folder.rglob("*")) == files
+
+
+def test_last_is_the_newest_run_of_the_project_for_every_command(project: Project, cli: Cli) -> None:
+    gate = "  - {name: gate, command: {cmd: test -e OUT/repaired, read_only: true}}\n"
+    project.write(PLAY.replace("on_failure: rollback", "on_failure: stop") + gate)
+    assert cli("run", "play.yaml").code == Exit.FAILED
+    run = json.loads(cli("history", "--json").out)["runs"][0]["run"]
+    (project.out / "repaired").touch()
+    resumed = cli("run", "play.yaml", "--resume", "last", "--verbose")
+    assert (resumed.code, "done before this run was resumed" in resumed.out) == (Exit.DONE, True)
+    assert [row["run"] for row in json.loads(cli("history", "--json").out)["runs"]] == [run]
+    assert run in cli("show", "last").out
+    assert run in cli("show", "last", "--host", "here").out
+    assert cli("rollback", "last", "--yes").code == Exit.DONE
+    assert not (project.out / "a").exists()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from opsctl.engine.events import Event, GateChecked, HostEnded, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.engine.options import Recorded
 from opsctl.errors import Exit, UsageError
 from tests.engine.world import Project
 
@@ -210,7 +211,7 @@ tasks:
     assert first.ended() == {"a": "ok", "b": "failed", "c": "skipped"}
     (project.out / "repaired").touch()
     run = os.listdir(project.folder / "state-b" / "runs")[0]
-    second = project.run(resume=run, resume_known=True)
+    second = project.run(resume=run, recorded=Recorded("play", ("a", "b", "c")))
     assert second.code == Exit.DONE
     assert {n: (project.out / n).read_text() for n in "abc"} == {"a": "x\n", "b": "x\n", "c": "x\n"}
 
