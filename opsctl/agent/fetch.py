@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import http.client
-import json
 import os
 import re
 import shutil
@@ -19,12 +18,13 @@ import time
 import urllib.parse
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from opsctl.agent import durable
+from opsctl.agent import durable, limits
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.web import SHA256, Missing, Remote, Web, digest_of, shown
 
 PIECE = 1 << 20
 RESERVE = 64 << 20  # bytes left free on the disk
+_LONGEST = 200  # bytes of a file's name, so that there is room for what stands before that of a partial one
 UNUSED = 14 * 86400  # seconds after which what nobody asked for again is removed: releases are copies, and need it not
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*\Z")
 
@@ -65,18 +65,20 @@ def _listed(web: Web, source: str, endpoint: str, revision: str) -> Tuple[str, L
     quoted = urllib.parse.quote(revision, safe="")
     told = _json(web.text("%s/api/models/%s/revision/%s?blobs=true" % (endpoint, source, quoted)), source)
     commit, siblings = str(told.get("sha") or revision), told.get("siblings")
-    if not isinstance(siblings, list):
+    if not isinstance(siblings, list) or not all(isinstance(each, dict) for each in siblings):
         raise AgentError("failed", "%s: the hub's answer lists no files" % source)
+    if len(siblings) > limits.FILES:
+        raise _too_many(source, len(siblings))
     found = []
     for each in siblings:
         name = str(each.get("rfilename", ""))
         if "/" in name or name.startswith("."):
             continue
         url = "%s/%s/resolve/%s/%s" % (endpoint, source, urllib.parse.quote(commit, safe=""), urllib.parse.quote(name))
-        large = each.get("lfs") or {}
+        large = each["lfs"] if isinstance(each.get("lfs"), dict) else {}
         digest = digest_of(str(large.get("sha256") or large.get("oid") or each.get("blobId") or ""))
         size = large.get("size", each.get("size"))
-        whole = digest and isinstance(size, int)
+        whole = digest and isinstance(size, int) and 0 <= size < 1 << 60
         found.append(Remote(_plain(name), url, size, digest, digest) if whole else _hub_file(web, _plain(name), url))
     if not found:
         raise AgentError("not-found", "%s: there are no files at its top" % source)
@@ -100,6 +102,8 @@ def _below(web: Web, base: str) -> List[Remote]:
             if not isinstance(shards, dict):
                 raise AgentError("failed", "%s: no weight_map in it" % index)
             names = sorted({_plain(str(name)) for name in shards.values()})
+            if len(names) > limits.FILES:
+                raise _too_many(index, len(names))
             return [*found, listed, *(web.head(n, "%s/%s" % (base, urllib.parse.quote(n))) for n in names)]
         with contextlib.suppress(Missing):
             return [*found, web.head(weights, "%s/%s" % (base, weights))]
@@ -137,7 +141,8 @@ def _one(call: Context, web: Web, path: str, file: Remote) -> Iterator[int]:
         if have > 0 and (file.size is None or have < file.size):
             headers["Range"] = "bytes=%d-" % have
         if file.size is None or have != file.size or not have:
-            with web.open(file.url, **headers) as answer:
+            most, seconds = _allowed(path, file)
+            with web.open(file.url, headers=headers, most=most, seconds=seconds) as answer:
                 have = have if answer.status == 206 else 0
                 os.ftruncate(fd, have)
                 os.lseek(fd, have, os.SEEK_SET)
@@ -148,6 +153,10 @@ def _one(call: Context, web: Web, path: str, file: Remote) -> Iterator[int]:
                     if call.cancelled():
                         raise AgentError("failed", "cancelled")
                     durable.write_all(fd, data)
+                    have += len(data)
+                    if have > most:
+                        os.ftruncate(fd, 0)
+                        raise AgentError("failed", "%s: more than %d bytes came: not read further" % (file.name, most))
                     yield len(data)
         size = os.fstat(fd).st_size
         if file.size is not None and size != file.size:
@@ -161,6 +170,13 @@ def _one(call: Context, web: Web, path: str, file: Remote) -> Iterator[int]:
     finally:
         os.close(fd)
     os.replace(partial, os.path.join(path, file.name))
+
+
+def _allowed(path: str, file: Remote) -> Tuple[int, float]:
+    """Bytes of a file that are taken (as many as were told, else what the disk has room for), and seconds for them."""
+    info = os.statvfs(path)
+    most = max(0, info.f_bavail * info.f_frsize - RESERVE) if file.size is None else file.size
+    return most, limits.GENERATION + most / limits.RATE
 
 
 def _partial(file: Remote) -> str:
@@ -230,17 +246,21 @@ def _alone(path: str) -> Iterator[None]:
 
 def _json(data: bytes, what: str) -> Dict[str, Any]:
     try:
-        value = json.loads(data)
-    except ValueError:
-        value = None
+        value = limits.read_json(data)
+    except ValueError as error:
+        raise AgentError("failed", "%s: %s" % (what, error)) from None
     if not isinstance(value, dict):
         raise AgentError("failed", "%s: not a JSON object" % what)
     return value
 
 
+def _too_many(what: str, count: int) -> AgentError:
+    return AgentError("too-much", "%s: it names %d files, and %d are the most taken" % (what, count, limits.FILES))
+
+
 def _plain(name: str) -> str:
-    if not name or "/" in name or "\0" in name or name.startswith("."):
-        raise AgentError("invalid", "not a plain file name: %r" % name)
+    if not name.isprintable() or "/" in name or name.startswith(".") or not 0 < len(name.encode()) <= _LONGEST:
+        raise AgentError("invalid", "not a plain file name: %r" % name[:_LONGEST])
     return name
 
 

@@ -10,6 +10,8 @@ import re
 import time
 from typing import Any, Dict, List, Optional
 
+from opsctl.agent.protocol import AgentError, Context
+
 _HISTORY = 1 << 18  # bytes of apt's history that are looked at, from its end
 
 
@@ -74,16 +76,13 @@ def endpoint(port: int, seconds: float) -> Dict[str, Any]:
 
 
 def _get(port: int, path: str, seconds: float) -> Optional[int]:
-    import http.client  # slow to import, and only hosts with a server need it
+    from opsctl.agent.http import request  # slow to import, and only hosts with a server need it
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
+        url = "http://127.0.0.1:%d%s" % (port, path)
+        return int(request(Context(), url, timeout=seconds, follow=False).result["status"])
+    except AgentError:
         return None
-    finally:
-        connection.close()
 
 
 def _driver(root: str) -> Optional[str]:

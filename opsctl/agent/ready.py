@@ -153,7 +153,7 @@ def wait(
 
 def _health(call: Context, host: str, port: int) -> str:
     try:
-        answer = request(call, "http://%s:%d/health_generate" % (host, port), timeout=HEALTH_LIMIT)
+        answer = request(call, "http://%s:%d/health_generate" % (host, port), timeout=HEALTH_LIMIT, follow=False)
     except AgentError as error:
         return error.message
     return "ready" if answer.result["status"] == 200 else "status %d" % answer.result["status"]

@@ -60,16 +60,16 @@ def diagnose(
 
 
 def _look_here(asked: Asked, api_key_env: str) -> Seen:
-    import httpx
+    from contextlib import ExitStack
 
+    from opsctl import http_client
     from opsctl.sglang import gather
     from opsctl.sglang.http import Server
 
-    with httpx.Client(trust_env=False, timeout=30) as http:
+    with ExitStack() as clients:
 
         def connect(port: int) -> Server:
-            http.base_url = httpx.URL(f"http://127.0.0.1:{port}")
-            return Server(http, _key(api_key_env))
+            return Server(clients.enter_context(http_client.client(f"http://127.0.0.1:{port}")), _key(api_key_env))
 
         return gather.look(gather.here, connect, asked)
 

@@ -47,8 +47,7 @@ def reached_at(
     url: str | None, inventory: str | None, pattern: str | None, port: int | None, key: str | None, at_once: int
 ) -> Iterator[Reached]:
     """The server at `url`, or on the host, reached through its connection."""
-    import httpx
-
+    from opsctl import http_client
     from opsctl.secret import Secret
     from opsctl.sglang import gather
     from opsctl.sglang.http import Server
@@ -59,8 +58,7 @@ def reached_at(
             raise UsageError(
                 f"not an address of a server: {url!r}", where="--url", hint="such as http://127.0.0.1:30000"
             )
-        limits = httpx.Limits(max_connections=at_once + 1)
-        with httpx.Client(base_url=url, timeout=30, limits=limits, trust_env=False) as http:
+        with http_client.client(url, connections=at_once + 1) as http:
             yield Reached(url.split("://")[-1], Server(http, secret), read_here)
         return
     from opsctl.agent.protocol import Call

@@ -12,6 +12,8 @@ from opsctl.errors import Exit, OpsctlError, RemoteError
 from opsctl.text import one_line
 
 if TYPE_CHECKING:
+    import httpx
+
     from opsctl.agent.protocol import Call, Reply
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
@@ -23,8 +25,7 @@ MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
 
 def here(key: str | None) -> tuple[dict[str, list[Status]], Exit]:
     """The servers of this machine."""
-    import httpx
-
+    from opsctl import http_client
     from opsctl.sglang import gather
 
     def call(asked: Call) -> Reply:
@@ -34,7 +35,7 @@ def here(key: str | None) -> tuple[dict[str, list[Status]], Exit]:
         return answer
 
     def client(port: int) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
+        return http_client.client(f"http://127.0.0.1:{port}")
 
     return {"this machine": _servers(call, client, key, None)}, Exit.DONE
 

@@ -8,12 +8,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from opsctl.agent.limits import read_json
 from opsctl.agent.protocol import Call
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal
 from opsctl.modules.sealed import seal_headers
 from opsctl.schema_types import Duration
-from opsctl.text import one_line
+from opsctl.text import one_line, size
 
 
 class HttpArgs(ModuleArgs):
@@ -36,8 +37,8 @@ class HttpArgs(ModuleArgs):
 class Http(Action[HttpArgs]):
     """Ask an address from the host itself, so that servers bound to its loopback are reached.
 
-    The answer is registered as `status`, `headers`, `text`, and `json` where it is JSON. Secrets in headers and
-    content stay out of arguments and logs. GET and HEAD also run in check mode.
+    The answer is registered as `status`, `headers`, `text` (its first MiB), and `json` where it is JSON. Secrets
+    in headers and content stay out of arguments and logs. GET and HEAD also run in check mode.
     """
 
     name = "http"
@@ -56,17 +57,19 @@ class Http(Action[HttpArgs]):
         reply = host.call(call_of(args), timeout=args.timeout + 10)
         text = reply.body.decode("utf-8", "backslashreplace")
         values = {**reply.result, "text": text}
+        cut = f"; more than {size(len(reply.body))} came: not read further" if reply.result["truncated"] else ""
         if "json" in reply.result["headers"].get("content-type", ""):
             try:
-                values["json"] = json.loads(text)
-            except ValueError:
-                return Outcome(values, failed=f"{args.url}: the answer is said to be JSON and is not")
+                values["json"] = read_json(reply.body)
+            except ValueError as error:
+                why = one_line(str(error)) + cut
+                return Outcome(values, failed=f"{args.url}: the answer is said to be JSON, but {why}")
         status = reply.result["status"]
         if status not in args.status:
             wanted = " or ".join(map(str, args.status))
             return Outcome(values, failed=f"{args.url}: status {status}, not {wanted}: {one_line(text)}")
         if args.contains is not None and not re.search(args.contains, text):
-            return Outcome(values, failed=f"{args.url}: {args.contains!r} is not in the answer: {one_line(text)}")
+            return Outcome(values, failed=f"{args.url}: {args.contains!r} is not in the answer{cut}: {one_line(text)}")
         return Outcome(values, measures={"seconds": reply.result["seconds"]})
 
 

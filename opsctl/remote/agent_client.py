@@ -7,7 +7,6 @@ sleep until theirs is there or the reader's place is free.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -15,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from opsctl.agent import limits
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import SourceUnreadable, Stream
-from opsctl.text import one_line
+from opsctl.text import one_line, size
 
 OnProgress = Callable[[Any, bytes], None]
 PING_AFTER = 15.0  # seconds of silence after which a waiting controller asks whether the agent is there
@@ -36,7 +36,8 @@ class Pending:
     call: Call
     on_progress: OnProgress | None = None
     outcome: Reply | OpsctlError | None = None
-    news: list[tuple[Any, bytes]] = field(default_factory=list)  # progress not yet handed to on_progress
+    news: list[tuple[Any, bytes, int]] = field(default_factory=list)  # progress not yet handed on, and its size
+    waiting: int = 0  # bytes of news
 
     def wait(self, timeout: float | None = None) -> Reply:
         """The reply. Raises RemoteError (kind timeout after `timeout` seconds), Locked, Unreachable."""
@@ -69,6 +70,7 @@ class AgentClient:
         self._numbers = 0
         self._buffer = bytearray()
         self._heard = time.monotonic()
+        self._brought = 0  # modules that it asked for
         self._dead: OpsctlError | None = None
         heartbeat.keep(self)
 
@@ -204,11 +206,12 @@ class AgentClient:
         self.cancel(pending)
         return RemoteError(f"{pending.call.name}: no answer within {timeout:g} s", kind="timeout", where=self._name)
 
-    @staticmethod
-    def _tell(pending: Pending) -> None:
+    def _tell(self, pending: Pending) -> None:
         """Hand progress to the caller's function in the caller's own thread, outside all locks."""
         while pending.news:
-            data, body = pending.news.pop(0)
+            with self._changed:
+                data, body, length = pending.news.pop(0)
+                pending.waiting -= length
             if pending.on_progress:
                 pending.on_progress(data, body)
 
@@ -243,6 +246,7 @@ class AgentClient:
             self._hand_out()
         except ProtocolError as error:
             self._end_lost(f"{error}")
+            self._stream.abandon()  # whatever else it has to say
 
     def _check_silence(self) -> None:
         now = time.monotonic()
@@ -258,7 +262,10 @@ class AgentClient:
         while len(buffer) >= LENGTHS.size:
             head, body = LENGTHS.unpack_from(buffer)
             if head > MAX_HEADER or body > MAX_BODY:
-                raise ProtocolError(f"unexpected output: {one_line(buffer[:200].decode('utf-8', 'replace'))}")
+                said = one_line(buffer[:200].decode("utf-8", "replace"))
+                raise ProtocolError(
+                    f"unexpected output, or a frame of {size(head + body)}, more than {size(MAX_BODY)}: {said}"
+                )
             end = LENGTHS.size + head + body
             if len(buffer) < end:
                 return
@@ -266,30 +273,58 @@ class AgentClient:
             content = bytes(buffer[LENGTHS.size + head : end])
             del buffer[:end]
             try:
-                self._deliver(json.loads(text), content)
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                raise ProtocolError(f"no frame of ours: {one_line(text[:200].decode('utf-8', 'replace'))}") from error
+                header = limits.read_json(text)
+            except ValueError as error:
+                said = one_line(text[:200].decode("utf-8", "replace"))
+                raise ProtocolError(f"no frame of ours: {one_line(str(error))}: {said}") from error
+            if not isinstance(header, dict):
+                raise ProtocolError(f"no frame of ours: {one_line(text[:200].decode('utf-8', 'replace'))}")
+            self._deliver(header, len(text), content)
 
-    def _deliver(self, header: dict[str, Any], body: bytes) -> None:
+    def _deliver(self, header: dict[str, Any], length: int, body: bytes) -> None:
+        """Take one frame. Raises ProtocolError for one that no agent of ours sends."""
         if "need" in header:
-            self._bring(str(header["need"]))
+            self._bring(header["need"])
             return
+        if "pong" in header:
+            return
+        number = header.get("id")
+        if type(number) is not int or not 0 < number <= self._numbers:
+            raise ProtocolError(f"an answer to call {one_line(repr(number), 40)}, which was never made")
+        if "result" not in header and length > limits.FRAME:
+            raise ProtocolError(f"an error, or progress, of {size(length)}, more than {size(limits.FRAME)}")
         with self._changed:
-            pending = self._pending.get(header.get("id", -1))
+            pending = self._pending.get(number)
             if pending is None:
-                return  # a pong, or a call that was given up
+                if "progress" in header:
+                    return  # of what a call had begun that has been answered
+                raise ProtocolError(f"a second answer to call {number}")
             if "progress" in header:
-                pending.news.append((header["progress"], body))
+                self._note(pending, header["progress"], body, length)
             elif "error" in header:
                 pending.outcome = _error(header["error"], self._name)
+            elif "result" in header:
+                pending.outcome = Reply(header["result"], body)
             else:
-                pending.outcome = Reply(header.get("result"), body)
+                raise ProtocolError(f"an answer to call {number} with neither result nor error")
             if pending.outcome is not None:
                 del self._pending[pending.number]
             self._changed.notify_all()
 
-    def _bring(self, module: str) -> None:
+    @staticmethod
+    def _note(pending: Pending, data: Any, body: bytes, length: int) -> None:
+        if pending.on_progress is None:
+            return  # nobody wants to know
+        pending.news.append((data, body, length + len(body)))
+        pending.waiting += length + len(body)
+        if pending.waiting > limits.NEWS:
+            raise ProtocolError(f"more than {size(limits.NEWS)} of progress of {pending.call.name} at a time")
+
+    def _bring(self, module: Any) -> None:
         """Send a module that the agent asked for (undo calls of an earlier run need what this run did not load)."""
+        self._brought += 1
+        if not isinstance(module, str) or not module.isidentifier() or self._brought > limits.NEEDS:
+            raise ProtocolError(f"it needs {one_line(repr(module), 80)}, after {self._brought - 1} other modules")
         with self._sending, contextlib.suppress(OpsctlError):
             self._known.update(bundle.needs(module))
             self._write(bundle.load_frame(bundle.needs(module) or (module,)))
@@ -308,9 +343,13 @@ class AgentClient:
         )
 
 
-def _error(error: dict[str, Any], host: str) -> OpsctlError:
-    """An agent's error as ours."""
+def _error(error: Any, host: str) -> OpsctlError:
+    """An agent's error as ours. Raises ProtocolError."""
+    if not isinstance(error, dict):
+        raise ProtocolError(f"an error that is none: {one_line(repr(error), 80)}")
     kind, message = str(error.get("kind", "failed")), str(error.get("message", "failed"))
+    if len(message) > limits.MESSAGE:
+        message = f"{message[: limits.MESSAGE]}… and {len(message) - limits.MESSAGE} more characters"
     fields = {k: v for k, v in error.items() if k not in ("kind", "message")}
     if kind == "locked":
         holder = fields.get("holder")

@@ -5,91 +5,22 @@ from __future__ import annotations
 import socket
 import ssl
 import typing
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpcore
-import httpx
+
+from opsctl import http_client
 
 if TYPE_CHECKING:
+    import httpx
     from paramiko import Channel
 
     from opsctl.remote.ssh import Link
 
-TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-
-# httpx promises its own exceptions; this is the same correspondence that its own transport makes.
-_ERRORS: dict[type[Exception], type[httpx.TransportError]] = {
-    httpcore.ConnectTimeout: httpx.ConnectTimeout,
-    httpcore.ReadTimeout: httpx.ReadTimeout,
-    httpcore.WriteTimeout: httpx.WriteTimeout,
-    httpcore.PoolTimeout: httpx.PoolTimeout,
-    httpcore.ConnectError: httpx.ConnectError,
-    httpcore.ReadError: httpx.ReadError,
-    httpcore.WriteError: httpx.WriteError,
-    httpcore.RemoteProtocolError: httpx.RemoteProtocolError,
-    httpcore.LocalProtocolError: httpx.LocalProtocolError,
-    httpcore.UnsupportedProtocol: httpx.UnsupportedProtocol,
-}
-
 
 def client(link: Link | None, port: int, name: str) -> httpx.Client:
     """A client for http://127.0.0.1:`port` of the host behind `link`; without one, of this machine."""
-    base = f"http://127.0.0.1:{port}"
-    if link is None:
-        return httpx.Client(base_url=base, timeout=TIMEOUT, trust_env=False)
-    return httpx.Client(base_url=base, timeout=TIMEOUT, trust_env=False, transport=TunnelTransport(link, name))
-
-
-class TunnelTransport(httpx.BaseTransport):
-    """httpx over direct-tcpip channels."""
-
-    def __init__(self, link: Link, name: str) -> None:
-        self._pool = httpcore.ConnectionPool(network_backend=_Tunnels(link, name), max_connections=16)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        assert isinstance(request.stream, httpx.SyncByteStream)
-        asked = httpcore.Request(
-            method=request.method,
-            url=httpcore.URL(
-                scheme=request.url.raw_scheme,
-                host=request.url.raw_host,
-                port=request.url.port,
-                target=request.url.raw_path,
-            ),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        try:
-            answer = self._pool.handle_request(asked)
-        except Exception as error:
-            raise _ours(error) from error
-        assert isinstance(answer.stream, Iterable)
-        return httpx.Response(
-            status_code=answer.status,
-            headers=answer.headers,
-            stream=_Body(answer.stream),
-            extensions=answer.extensions,
-        )
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class _Body(httpx.SyncByteStream):
-    def __init__(self, stream: Iterable[bytes]) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            yield from self._stream
-        except Exception as error:
-            raise _ours(error) from error
-
-    def close(self) -> None:
-        if hasattr(self._stream, "close"):
-            self._stream.close()
+    return http_client.client(f"http://127.0.0.1:{port}", _Tunnels(link, name) if link else None)
 
 
 class _Tunnels(httpcore.NetworkBackend):
@@ -147,10 +78,3 @@ class _ChannelStream(httpcore.NetworkStream):
     def get_extra_info(self, info: str) -> Any:
         # httpcore asks before it uses an idle connection again: readable then means the server has closed it.
         return self._channel.closed or self._channel.eof_received if info == "is_readable" else None
-
-
-def _ours(error: Exception) -> Exception:
-    for theirs, ours in _ERRORS.items():
-        if isinstance(error, theirs):
-            return ours(str(error))
-    return error

@@ -79,10 +79,16 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     started = launch.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
-    info, metrics = _served(connect, port or serverargv.DEFAULT_PORT, notes) if process or asked.port else (None, None)
+    info, metrics, refusal = None, None, None
+    if process or asked.port:
+        info, metrics, refusal = _served(connect, port or serverargv.DEFAULT_PORT)
+        if refusal:
+            notes.append(f"server: {refusal}")
     usual = asked.usual_log if asked.port in (None, asked.usual_port) else None
     log_path = asked.log or (process["log"] if process else usual)
     if not (process or info or log_path or asked.drafter or asked.target):
+        if refusal and not isinstance(refusal, Unreachable):
+            raise refusal
         raise Unreachable(
             f"no server answers on port {port}" if port else "no server runs there, and no log of one is known",
             hint="`opsctl server status` shows what runs; the log of one that is gone is named by --log",
@@ -146,13 +152,17 @@ def choose(
     return servers[0] if servers else None
 
 
-def _served(connect: Callable[[int], Server], port: int, notes: list[str]) -> tuple[ServerInfo | None, Metrics | None]:
+def _served(
+    connect: Callable[[int], Server], port: int
+) -> tuple[ServerInfo | None, Metrics | None, OpsctlError | None]:
+    """What the server tells, and why it tells no more."""
+    info = None
     try:
         server = connect(port)
-        return server.info(), server.metrics()
+        info = server.info()
+        return info, server.metrics(), None
     except OpsctlError as error:
-        notes.append(f"server: {error}")
-        return None, None
+        return info, None, error
 
 
 def _scan(ask: Ask, path: str, offset: int, notes: list[str]) -> timeline.Summary | None:

@@ -1,24 +1,27 @@
 """A running server seen through its HTTP interface, typed, for every version from 0.4.6 to 0.5.23.
 
 The `httpx.Client` comes from outside: over the network, or through a connection to the host when the server listens on
-the host's loopback only.
+the host's loopback only. What the server says is data from outside: whatever of it is not as SGLang answers, too long,
+too slow, or a number that is none, is an error that names the endpoint.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from opsctl.agent import limits
+from opsctl.agent.protocol import AgentError
 from opsctl.errors import AuthFailed, OpsctlError, RemoteError, Unreachable
 from opsctl.schema_errors import plainly
 from opsctl.secret import Secret
 from opsctl.sglang.metrics import Metrics, read_metrics
-from opsctl.sglang.served import Answer, Chunk, Load, Sampling, ServerInfo
+from opsctl.sglang.served import Answer, Chunk, Load, Piece, Sampling, ServerInfo, count
 from opsctl.text import one_line
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ LOAD_PATHS = ("/v1/loads", "/get_load")
 _ABSENT = (404, 405, 500, 501)
 _PATIENCE = 5.0  # seconds for an answer that needs no generation
 _ANSWER_LIMIT = 600.0  # seconds without a byte of an answer: a long prompt may wait for its turn that long
+_MOST_SAID = 64 << 10  # bytes of an error that are looked at for its words
 _WAKE_LIMIT = 120.0  # seconds for one token of a server that may be compiling its kernels
 
 
@@ -38,7 +42,11 @@ Prompt = str | Sequence[int]
 
 
 class Server:
-    """Client of one server. Raises Unreachable, AuthFailed, RemoteError (kind: refused, timeout, lost, failed)."""
+    """Client of one server.
+
+    Raises Unreachable, AuthFailed, RemoteError (kind: refused, timeout, lost, failed; odd, elsewhere, too-much, encoded
+    for an answer that was not read, or not to its end).
+    """
 
     def __init__(self, http: httpx.Client, api_key: Secret | None = None) -> None:
         self._http = http
@@ -71,17 +79,14 @@ class Server:
     def generates(self, limit: float = 10.0) -> bool:
         """Whether it can generate a token now. Its own health check generates one, whatever its settings."""
         try:
-            with self._told():
-                return self._http.get("/health_generate", headers=self._headers, timeout=limit).status_code == 200
+            return self._ask("GET", "/health_generate", timeout=limit, seconds=limit).status_code == 200
         except OpsctlError:
             return False
 
     def wake(self) -> None:
         """Have one token generated."""
         body = {"input_ids": [1], "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
-        with self._told():
-            answer = self._http.post("/generate", json=body, headers=self._headers, timeout=_WAKE_LIMIT)
-        self._check(answer)
+        self._check(self._ask("POST", "/generate", json=body, timeout=_WAKE_LIMIT, seconds=_WAKE_LIMIT))
 
     def load(self) -> Load | None:
         """Requests in the server now; None where this version does not tell."""
@@ -95,35 +100,28 @@ class Server:
                 continue
             ranks = answer.get("loads") if isinstance(answer, dict) else answer
             if isinstance(ranks, list) and all(isinstance(rank, dict) for rank in ranks):
-                waiting = sum(_either(rank, "num_waiting_reqs") for rank in ranks)
-                # /get_load counts the waiting ones among all; /v1/loads tells the running ones.
-                running = sum(
-                    _either(rank, "num_running_reqs")
-                    if "num_running_reqs" in rank
-                    else max(_either(rank, "num_reqs") - _either(rank, "num_waiting_reqs"), 0)
-                    for rank in ranks
-                )
-                return Load(running, waiting)
+                with self._read(path):
+                    return _load(ranks)
         return None
 
     def metrics(self) -> Metrics | None:
         """The server's metrics; None when it was started without --enable-metrics."""
-        with self._told():
-            answer = self._http.get("/metrics", headers=self._headers, follow_redirects=True)
+        answer = self._ask("GET", "/metrics")
+        if answer.next_request and answer.next_request.url == self._http.base_url.join("/metrics/"):
+            answer = self._ask("GET", "/metrics/")  # where it is mounted as an application of its own
         if answer.status_code in _ABSENT:
             return None
         self._check(answer)
-        return read_metrics(answer.text)
+        with self._read("/metrics"):
+            return read_metrics(answer.content.decode("utf-8", "replace"))
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
         """`messages` through the server's own chat template; None where /tokenize takes plain text only (0.5.9)."""
-        with self._told():
-            body = {"messages": list(messages), "add_generation_prompt": True}
-            answer = self._http.post("/tokenize", json=body, headers=self._headers)
+        answer = self._ask("POST", "/tokenize", json={"messages": list(messages), "add_generation_prompt": True})
         if answer.status_code in (401, 403):
             self._check(answer)
         try:
-            tokens = answer.json().get("tokens") if answer.status_code == 200 else None
+            tokens = limits.read_json(answer.content).get("tokens") if answer.status_code == 200 else None
         except (ValueError, AttributeError):
             return None
         return tokens if isinstance(tokens, list) and all(isinstance(t, int) for t in tokens) else None
@@ -144,51 +142,90 @@ class Server:
 
         begin = time.perf_counter()
         chunks: list[Chunk] = []
-        last: dict[str, Any] = {}
+        last: Piece | None = None
         text = ""
         ids: list[int] = []
         limit = httpx.Timeout(_ANSWER_LIMIT, connect=10)
+        most_tokens = 2 * sampling.max_tokens + 64  # a server may do a little more than it was asked for, and no more
         with (
             self._told(),
-            self._http.stream("POST", "/generate", json=body, headers=self._headers, timeout=limit) as answer,
+            self._http.stream(
+                "POST",
+                "/generate",
+                json=body,
+                headers=self._headers,
+                timeout=limit,
+                extensions={"most": limits.STREAM, "seconds": limits.GENERATION},
+            ) as answer,
         ):
             if answer.status_code != 200:
                 answer.read()
                 self._check(answer)
-            for event in _events(answer):
-                now = time.perf_counter() - begin
-                if "error" in event:
-                    raise self._refused(_code(event["error"]), json.dumps(event["error"]))
-                last = event
-                tokens = int(event.get("meta_info", {}).get("completion_tokens") or 0)
-                chunks.append(Chunk(now, tokens))
-                # Cumulative unless the server was started with incremental output; then each event has its own part.
-                text = _grown(text, event.get("text") or "")
-                ids = _grown_ids(ids, event.get("output_ids") or [], tokens)
-        meta = last.get("meta_info")
-        if not isinstance(meta, dict) or not meta.get("finish_reason"):
+            with self._read("/generate"):
+                for event in _events(answer.iter_raw()):
+                    now = time.perf_counter() - begin
+                    if "error" in event:
+                        raise self._refused(_code(event["error"]), json.dumps(event["error"]))
+                    last = Piece.of(event)
+                    if max(last.tokens, len(chunks), len(ids)) > most_tokens:
+                        raise ValueError(
+                            f"more than {most_tokens} tokens or events for the {sampling.max_tokens} tokens asked for"
+                        )
+                    chunks.append(Chunk(now, last.tokens))
+                    # Cumulative unless the server was started with incremental output: then each has its own part.
+                    text = _grown(text, last.text)
+                    ids = _grown_ids(ids, last.ids, last.tokens)
+                    if len(text) > limits.EVENT:
+                        raise limits.too_much("/generate", limits.EVENT)
+        reason = last.meta.get("finish_reason") if last else None
+        if last is None or not reason:
             raise RemoteError(
                 "the answer broke off before it was finished", kind="lost", where=self._where, hint=_LOST_HINT
             )
-        reason = meta["finish_reason"]
         if isinstance(reason, dict) and reason.get("type") == "abort":
-            raise self._refused(int(reason.get("status_code") or 500), str(reason.get("message") or "aborted"))
-        return Answer(text, tuple(ids), meta, tuple(chunks), time.perf_counter() - begin)
+            raise self._refused(
+                _code({"code": reason.get("status_code")}, 500), str(reason.get("message") or "aborted")
+            )
+        return Answer(text, tuple(ids), last.meta, tuple(chunks), time.perf_counter() - begin)
 
     def _get(self, path: str, headers: Mapping[str, str] | None = None, timeout: float | None = None) -> Any:
         """The JSON at `path`; None where this version does not have it."""
-        import httpx
-
-        wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-        with self._told():
-            answer = self._http.get(path, headers={**self._headers, **(headers or {})}, timeout=wait)
+        answer = self._ask("GET", path, headers=headers, timeout=timeout)
         if answer.status_code in _ABSENT:
             return None
         self._check(answer)
+        with self._read(path):
+            return limits.read_json(answer.content)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        seconds: float = limits.SECONDS,
+    ) -> httpx.Response:
+        """The whole answer. `timeout`: seconds without a byte; `seconds`: for all of it."""
+        import httpx
+
+        wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+        headers, more = {**self._headers, **(headers or {})}, {"seconds": seconds}
+        with self._told():
+            return self._http.request(method, path, json=json, headers=headers, timeout=wait, extensions=more)
+
+    @contextmanager
+    def _read(self, path: str) -> Iterator[None]:
+        """Within it an answer is read; what is not as it should be is told, with the endpoint."""
         try:
-            return answer.json()
-        except ValueError:
-            return None
+            yield
+        except ValueError as error:
+            raise RemoteError(
+                f"{path} is not an SGLang server's answer: {one_line(str(error))}", kind="odd", where=self._where
+            ) from None
+        except AgentError as error:
+            raise RemoteError(error.message, kind=error.kind, where=self._where) from None
 
     def _parsed(self, model: type[ServerInfo], data: Any, path: str) -> ServerInfo:
         try:
@@ -197,7 +234,9 @@ class Server:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise RemoteError(
-                f"{path} is not an SGLang server's answer: {place}: {plainly(first)}", where=self._where
+                f"{path} is not an SGLang server's answer: {one_line(place)}: {plainly(first)}",
+                kind="odd",
+                where=self._where,
             ) from None
 
     def _check(self, answer: httpx.Response) -> None:
@@ -208,7 +247,15 @@ class Server:
                 hint="put the key in the environment variable OPSCTL_API_KEY, or name another with --api-key-env",
             )
         if answer.status_code >= 400:
-            raise self._refused(answer.status_code, answer.text)
+            raise self._refused(answer.status_code, answer.content[:_MOST_SAID].decode("utf-8", "replace"))
+        if answer.status_code != 200:
+            onward = answer.headers.get("location")
+            raise RemoteError(
+                f"{answer.url.path}: HTTP {answer.status_code}"
+                + (f": it sends us to {one_line(onward)}, which is not followed" if onward else ""),
+                kind="elsewhere" if onward else "odd",
+                where=self._where,
+            )
 
     def _refused(self, status: int, body: str) -> RemoteError:
         kind = "refused" if status < 500 else "failed"
@@ -223,7 +270,9 @@ class Server:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise Unreachable(
-                f"no server answers: {error}", where=self._where, hint="is it running? `opsctl server status`"
+                f"no server answers: {one_line(str(error))}",
+                where=self._where,
+                hint="is it running? `opsctl server status`",
             ) from None
         except httpx.TimeoutException:
             raise RemoteError(
@@ -234,27 +283,43 @@ class Server:
             ) from None
         except httpx.HTTPError as error:
             raise RemoteError(
-                f"the server dropped the request: {error}", kind="lost", where=self._where, hint=_LOST_HINT
+                f"the server dropped the request: {one_line(str(error))}",
+                kind="lost",
+                where=self._where,
+                hint=_LOST_HINT,
             ) from None
 
 
 _LOST_HINT = "its scheduler may have died: `opsctl logs` shows the first error, `opsctl diagnose` says why"
 
 
-def _events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a server-sent event stream."""
-    for line in answer.iter_lines():
-        if not line.startswith("data:"):
+def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream. Raises ValueError for one that is none."""
+    for line in _lines(pieces):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
+        event = limits.read_json(data)
+        if not isinstance(event, dict):
+            raise ValueError("an event is no object")
+        yield event
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a stream. Raises AgentError where one is longer than an event may be."""
+    begun: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            yield b"".join((*begun, line))
+            begun, size = [], 0
+        begun.append(rest)
+        size += len(rest)
+        if size > limits.EVENT:
+            raise limits.too_much("/generate: one event", limits.EVENT)
 
 
 def _grown(sofar: str, new: str) -> str:
@@ -265,21 +330,28 @@ def _grown_ids(sofar: list[int], new: list[int], total: int) -> list[int]:
     return new if len(new) == total else sofar + new
 
 
-def _either(rank: dict[str, Any], name: str) -> int:
-    value = rank.get(name)
-    return value if isinstance(value, int) else 0
+def _load(ranks: Sequence[Mapping[str, Any]]) -> Load:
+    waiting = sum(count(rank, "num_waiting_reqs") for rank in ranks)
+    # /get_load counts the waiting ones among all; /v1/loads tells the running ones.
+    running = sum(
+        count(rank, "num_running_reqs")
+        if "num_running_reqs" in rank
+        else max(count(rank, "num_reqs") - count(rank, "num_waiting_reqs"), 0)
+        for rank in ranks
+    )
+    return Load(running, waiting)
 
 
-def _code(error: Any) -> int:
-    """The HTTP status in an error that came inside a stream; 400 where there is none, as for a prompt too long."""
+def _code(error: Any, usual: int = 400) -> int:
+    """The HTTP status in an error that came inside a stream; `usual` where there is none, as for a prompt too long."""
     code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and code >= 400 else 400
+    return code if isinstance(code, int) and 400 <= code <= 599 else usual
 
 
 def _message(body: str) -> str:
     """The words in an error body, whichever of the shapes it has."""
     try:
-        data = json.loads(body)
+        data = limits.read_json(body.encode())
     except ValueError:
         return body
     for _ in range(3):

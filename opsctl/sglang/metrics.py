@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 PREFIX = "sglang:"
+_MOST_SAMPLES = 65_536  # of one figure: one for each rank of each engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +25,49 @@ class Metrics:
 
 
 def read_metrics(page: str) -> Metrics:
-    """The figures of a page in the Prometheus text format; a page cut short gives those that came before the cut."""
-    sums: dict[str, list[float]] = {}
-    for name, value in _samples(page):
-        sums.setdefault(name, []).append(value)
+    """The figures of a page in the Prometheus text format; a page cut short gives those that came before the cut.
 
-    def mean(name: str) -> float | None:
-        values = [v for v in sums.get(PREFIX + name, []) if v == v]  # not NaN
-        return sum(values) / len(values) if values else None
-
-    def total(name: str) -> float | None:
-        return sum(sums[PREFIX + name]) if PREFIX + name in sums else None
-
+    Raises ValueError where one of them is negative, infinite or, where it is counted, no number.
+    """
+    lengths, rates = _values(page, "spec_accept_length"), _values(page, "spec_accept_rate")
     return Metrics(
-        mean("spec_accept_length") or None,  # 0 until the first decode log interval has passed
-        mean("spec_accept_rate"),
-        total("generation_tokens_total"),
-        total("spec_verify_calls_total"),
+        _mean(lengths) or None,  # 0 until the first decode log interval has passed
+        _mean(rates),
+        _total(page, "generation_tokens_total"),
+        _total(page, "spec_verify_calls_total"),
     )
 
 
-def _samples(page: str) -> Iterable[tuple[str, float]]:
+def _mean(values: list[float]) -> float | None:
+    known = [value for value in values if value == value]  # NaN: there was nothing to take a mean of
+    return sum(known) / len(known) if known else None
+
+
+def _total(page: str, name: str) -> float | None:
+    values = _values(page, name)
+    if any(value != value for value in values):
+        raise ValueError(f"{PREFIX}{name} is counted, and is NaN")
+    return sum(values) if values else None
+
+
+def _values(page: str, name: str) -> list[float]:
+    values = [value for found, value in _samples(page, PREFIX + name) if found == PREFIX + name]
+    for value in values:
+        if value < 0 or math.isinf(value):
+            raise ValueError(f"{PREFIX}{name} cannot be {value:g}")
+    return values
+
+
+def _samples(page: str, name: str) -> Iterable[tuple[str, float]]:
+    """The samples of one figure. The parser is slow, so it gets only their lines."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    try:
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                yield sample.name, sample.value
-    except ValueError:
-        return
+    lines = [line for line in page.splitlines() if line.startswith(name)]
+    if len(lines) > _MOST_SAMPLES:
+        raise ValueError(f"{name} is there {len(lines)} times")
+    for line in lines:
+        try:
+            found = [(s.name, s.value) for f in text_string_to_metric_families(line + "\n") for s in f.samples]
+        except (ValueError, LookupError):
+            return  # cut in the middle of it
+        yield from found

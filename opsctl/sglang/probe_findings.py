@@ -62,7 +62,15 @@ def _trust(m: Measurement, s: Summary, with_key: bool) -> Iterator[Finding]:
             f"{m.load_before.waiting} waiting",
             "acceptance holds all the same; speed and latency do not. Probe again when it is idle",
         )
-    elif (others := _for_others(m)) > _OTHERS_SHARE * m.sent_tokens:
+    elif (others := _for_others(m)) < -m.sent_tokens:
+        yield Finding(
+            "counters-went-back",
+            Severity.WARNING,
+            "the server's count of generated tokens is lower after the probe than before: it was started anew "
+            "meanwhile, or counts wrongly",
+            "`opsctl server status` tells since when it runs. Probe again",
+        )
+    elif others > _OTHERS_SHARE * m.sent_tokens:
         yield Finding(
             "busy",
             Severity.WARNING,

@@ -7,30 +7,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from opsctl.sglang.acceptance import ACCEPTED_NAMES, HISTOGRAM_NAMES, RATE_NAME, VERIFY_NAME
+
+MOST_COUNT = 1 << 53  # of whole numbers: a float holds each of those below, and no server counts so far
+COUNTS = ("completion_tokens", "prompt_tokens", VERIFY_NAME, *ACCEPTED_NAMES)
 ROOTED = "/~"  # what a path begins with that means the same in every working folder
 
 
 class InternalState(BaseModel):
     """What the scheduler of one data-parallel rank tells about itself."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    avg_spec_accept_length: float | None = None  # over the server's life, its own count
+    avg_spec_accept_length: float | None = Field(None, ge=0, le=MOST_COUNT)  # over the server's life, its own count
 
 
 class ServerInfo(BaseModel):
     """The launch arguments as the server has them, and its state. Keys it holds in clear text are never read."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
 
     version: str | None = None
     model_path: str | None = None
     tokenizer_path: str | None = None
     served_model_name: str | None = None
-    tp_size: int = 1
-    context_length: int | None = None
+    tp_size: int = Field(1, ge=1, le=MOST_COUNT)
+    context_length: int | None = Field(None, ge=1, le=MOST_COUNT)
     skip_tokenizer_init: bool = False
     enable_metrics: bool = False
     stream_interval: int | None = 1
@@ -42,10 +46,10 @@ class ServerInfo(BaseModel):
     speculative_draft_model_path: str | None = None
     speculative_draft_model_quantization: str | None = None
     speculative_draft_attention_backend: str | None = None
-    speculative_num_steps: int | None = None
-    speculative_eagle_topk: int | None = None
-    speculative_num_draft_tokens: int | None = None
-    avg_spec_accept_length: float | None = None  # 0.4.6 has the scheduler's state here
+    speculative_num_steps: int | None = Field(None, ge=0, le=MOST_COUNT)
+    speculative_eagle_topk: int | None = Field(None, ge=0, le=MOST_COUNT)
+    speculative_num_draft_tokens: int | None = Field(None, ge=0, le=MOST_COUNT)
+    avg_spec_accept_length: float | None = Field(None, ge=0, le=MOST_COUNT)  # 0.4.6 has the scheduler's state here
     internal_states: list[InternalState] = []
 
     @property
@@ -86,6 +90,50 @@ class Chunk:
 
     at: float
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event of a stream tells.
+
+    text, ids: of all of the answer, or of this piece of it.
+    tokens: generated until then.
+    """
+
+    text: str
+    ids: list[int]
+    tokens: int
+    meta: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Piece:
+        """Raises ValueError where a value is not of the kind that SGLang tells."""
+        text, ids, meta = event.get("text") or "", event.get("output_ids") or [], event.get("meta_info") or {}
+        if not isinstance(text, str):
+            raise ValueError("`text` is no text")
+        if not isinstance(ids, list) or not all(isinstance(n, int) for n in ids):
+            raise ValueError("`output_ids` is no list of token ids")
+        if not isinstance(meta, dict):
+            raise ValueError("`meta_info` is no object")
+        tokens, *_ = (count(meta, name) for name in COUNTS)
+        for name in HISTOGRAM_NAMES:
+            steps = meta.get(name) or []
+            if not isinstance(steps, list):
+                raise ValueError(f"`{name}` is no list")
+            for value in steps:
+                count({name: value}, name)
+        rate = meta.get(RATE_NAME) or 0
+        if not isinstance(rate, int | float) or not 0 <= rate < MOST_COUNT:
+            raise ValueError(f"`{RATE_NAME}` is no rate: {rate!r:.100}")
+        return cls(text, ids, tokens, meta)
+
+
+def count(told: Mapping[str, Any], name: str) -> int:
+    """A counter of a server, 0 where it is absent. Raises ValueError where it is none."""
+    value = told.get(name) or 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST_COUNT:
+        raise ValueError(f"`{name}` is no count: {value!r:.100}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
