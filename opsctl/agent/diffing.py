@@ -7,14 +7,17 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import tempfile
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
+from opsctl.agent import checkout
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.regular import descriptor
-from opsctl.agent.source import GIT, run
+from opsctl.agent.rights import User
+from opsctl.agent.source import run
 
 
 def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
@@ -65,15 +68,15 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply:
 
 
 def _one(root: str, scratch: str, work: str, diff: bytes, names: List[str]) -> Dict[str, Any]:
-    apply = [*GIT, "-C", work, "apply", "--whitespace=nowarn"]
+    apply = ["apply", "--whitespace=nowarn"]
     plain = _alone(scratch)
-    if run([*apply, "--check", "--reverse", "-"], stdin=diff, check=False, env=plain).returncode == 0:
+    if _git(work, [*apply, "--check", "--reverse", "-"], plain, diff).returncode == 0:
         return {"applies": True, "already": True, "message": ""}
     held = {path: _read(os.path.join(work, path), path) for path in names}
-    done = run([*apply, "-"], stdin=diff, check=False, env=plain)
+    done = _git(work, [*apply, "-"], plain, diff)
     merging = _merging(root, scratch, work) if done.returncode else None
     if merging is not None:
-        done = run([*apply, "--3way", "-"], stdin=diff, check=False, env=merging)
+        done = _git(work, [*apply, "--3way", "-"], merging, diff)
     message = done.stderr.decode("utf-8", "replace").strip()
     applies = done.returncode == 0 and "with conflicts" not in message
     try:
@@ -120,19 +123,33 @@ def _alone(scratch: str) -> Dict[str, str]:
 
 def _merging(root: str, scratch: str, work: str) -> Optional[Dict[str, str]]:
     """What makes git see the copy as a checkout with the tree's objects, and an index of the copied files."""
-    found = run([*GIT, "-C", root, "rev-parse", "--git-path", "objects"], check=False)
+    try:
+        asking = checkout.command(root, ["rev-parse", "--git-path", "objects"])
+    except AgentError as error:
+        if error.kind == "not-found":
+            return None
+        raise
+    found = run(asking.argv, asking.env, check=False)
     if found.returncode:
         return None
     own = os.path.join(scratch, "git")
     if not os.path.isdir(own):
-        run([*GIT, "init", "--quiet", "--bare", own])
+        _git(scratch, ["init", "--quiet", "--bare", own], {}, check=True)
     environment = {
         "GIT_DIR": own,
         "GIT_WORK_TREE": work,
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.path.join(root, os.fsdecode(found.stdout).strip()),
     }
-    run([*GIT, "-C", work, "add", "--all", "--force"], env=environment)
+    _git(work, ["add", "--all", "--force"], environment, check=True)
     return environment
+
+
+def _git(
+    folder: str, words: List[str], env: Dict[str, str], stdin: bytes = b"", check: bool = False
+) -> "subprocess.CompletedProcess[bytes]":
+    """git in our own scratch folder, whose configuration is ours."""
+    command = checkout.command_of(User(os.geteuid(), os.getegid()), folder, words)
+    return run(command.argv, dict(command.env, **env), stdin=stdin, check=check)
 
 
 def _named(scratch: str, work: str, diff: bytes) -> List[str]:
@@ -141,12 +158,7 @@ def _named(scratch: str, work: str, diff: bytes) -> List[str]:
         raise AgentError("invalid", "it changes the mode of a file; only contents are changed by a diff here")
     names: List[str] = []
     for direction in ([], ["--reverse"]):
-        done = run(
-            [*GIT, "-C", work, "apply", "--numstat", "-z", *direction, "-"],
-            stdin=diff,
-            check=False,
-            env=_alone(scratch),
-        )
+        done = _git(work, ["apply", "--numstat", "-z", *direction, "-"], _alone(scratch), diff)
         if done.returncode:
             raise AgentError(
                 "invalid", "not a diff that git takes: %s" % done.stderr.decode("utf-8", "replace").strip()

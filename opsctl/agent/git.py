@@ -6,8 +6,9 @@ import contextlib
 import os
 from typing import Any, Dict, List, Optional
 
+from opsctl.agent import checkout as checkouts
 from opsctl.agent import filestate as fs
-from opsctl.agent import filewrite, gitsave, safepath, trash
+from opsctl.agent import filewrite, gitsave, rights, safepath, trash
 from opsctl.agent.gitrun import git, refused, text
 from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context
@@ -47,7 +48,7 @@ def look(
     if ref is not None:
         if source is None:
             raise AgentError("invalid", "%s has no origin to ask for %s" % (path, ref), path=path)
-        found["wanted"] = _remote_id(call, source, ref, timeout)
+        found["wanted"] = _remote_id(call, path, source, ref, timeout)
     return found
 
 
@@ -163,6 +164,7 @@ def _kind(path: str) -> str:
 
 
 def _state(call: Context, path: str) -> Dict[str, Any]:
+    _demand_one_owner(call, path, checkouts.owner(path)[0])
     head = git(call, ["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], path, ok=(0, 1))
     branch = git(call, ["symbolic-ref", "--quiet", "--short", "HEAD"], path, ok=(0, 1))
     origin = git(call, ["config", "--get", "remote.origin.url"], path, ok=(0, 1))
@@ -181,6 +183,18 @@ def _state(call: Context, path: str) -> Dict[str, Any]:
     }
 
 
+def _demand_one_owner(call: Context, path: str, who: rights.User) -> None:
+    """Refuse checkouts inside this one that are somebody else's: git looks into them as it does here."""
+    for name in gitsave.submodules(call, path):
+        folder = os.path.join(path, name)
+        if os.path.lexists(os.path.join(folder, ".git")):
+            theirs, _ = checkouts.owner(folder)
+            if theirs.uid != who.uid:
+                text = "%s is %s's and %s inside it %s's; give both to one owner: chown -R"
+                raise AgentError("permission", text % (path, who.name, folder, theirs.name), path=folder)
+            _demand_one_owner(call, folder, who)
+
+
 def _resolve(call: Context, path: str, commit: str) -> Optional[str]:
     """Full id of a commit that is here. Raises AgentError where a short id fits several."""
     done = git(call, ["rev-parse", "--verify", "--quiet", commit + "^{commit}"], path, ok=(0, 1, 128))
@@ -192,8 +206,10 @@ def _resolve(call: Context, path: str, commit: str) -> Optional[str]:
     return None
 
 
-def _remote_id(call: Context, source: str, ref: str, timeout: float) -> str:
-    done = git(call, ["ls-remote", "--", source, ref, ref + "^{}"], None, timeout)
+def _remote_id(call: Context, path: str, source: str, ref: str, timeout: float) -> str:
+    who = checkouts.owner(path)[0] if _kind(path) == "repo" else checkouts.maker(path)
+    checkouts.demand_usable(source, who)
+    done = git(call, ["ls-remote", "--", source, ref, ref + "^{}"], path, timeout, maker=who)
     rows = [line.split("\t") for line in text(done).splitlines()]
     ids = {name: number for number, name in rows}
     for name in (ref, "refs/tags/%s^{}" % ref, "refs/tags/" + ref, "refs/heads/" + ref, ref + "^{}"):
@@ -216,13 +232,16 @@ def _clone(
         raise AgentError("conflict", "%s exists and is no git checkout" % path, path=path)
     if source is None:
         raise AgentError("invalid", "there is no checkout at %s, and no source to clone" % path, path=path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    who = checkouts.maker(path)
+    checkouts.demand_usable(source, who)
+    with rights.acting(who):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     with safepath.place(path) as at:
         temporary = filewrite.temporary_for(call, at, keep)
         try:
             call.progress({"text": "cloning %s" % source})
-            shallow = ["--depth", str(depth)] if depth else []
-            git(call, ["clone", "--quiet", "--no-checkout"] + shallow + ["--", source, temporary.path], None, timeout)
+            words = ["clone", "--quiet", "--no-checkout", *(["--depth", str(depth)] if depth else []), "--", source]
+            git(call, [*words, temporary.path], path, timeout, maker=who)
             full = _have(call, temporary.path, commit, source, depth, timeout)
             git(call, ["checkout", "--quiet", "--detach", full], temporary.path, timeout)
             if submodules:
@@ -242,6 +261,7 @@ def _have(call: Context, path: str, commit: str, source: Optional[str], depth: O
         return full
     if source is None:
         raise AgentError("not-found", "commit %s is not in %s, which has no origin" % (commit, path), path=path)
+    checkouts.demand_usable(source, checkouts.owner(path)[0])
     call.progress({"text": "fetching from %s" % source})
     everything = ["+refs/heads/*:refs/remotes/opsctl/*", "+refs/tags/*:refs/tags/*"]
     shallow = text(git(call, ["rev-parse", "--is-shallow-repository"], path)) == "true"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat as st
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
 
+from opsctl.agent import checkout
 from opsctl.agent import filestate as fs
-from opsctl.agent import safepath, trash
+from opsctl.agent.durable import sync_folder
 from opsctl.agent.gitrun import git, text
-from opsctl.agent.keep import place
+from opsctl.agent.keep import place, save
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.regular import opened
+from opsctl.agent.rights import User, acting
 
 MOST_UNTRACKED = 64 << 20  # bytes of untracked files that go into the patch; they stay in place in any case
 
@@ -42,6 +46,12 @@ def changes(call: Context, path: str) -> Tuple[List[Entry], List[str]]:
     return changed, untracked
 
 
+def submodules(call: Context, path: str) -> List[str]:
+    """Names of the folders where the index has a commit of another repository."""
+    entries = _names(git(call, ["ls-files", "--stage", "-z"], path).out)
+    return [entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]
+
+
 def in_the_way(call: Context, path: str, commit: str) -> List[str]:
     """Files that git does not track, ignored ones too, where the commit has files of its own."""
     done = git(call, ["ls-files", "--others", "-z"], path)
@@ -57,14 +67,19 @@ def in_the_way(call: Context, path: str, commit: str) -> List[str]:
 def keep_changes(
     call: Context, path: str, before: Dict[str, Any], untracked: List[str], keep: Optional[str], record: Dict[str, Any]
 ) -> None:
-    """Write local changes into the journal: each file as it is, the index, and one patch for people to read."""
+    """Write local changes into the journal: each file as it is, the index, and one patch for people to read.
+
+    A reference in the checkout keeps git from collecting staged contents; `put_back` removes it. Completes `record`.
+    """
     if keep is None:
         raise AgentError("invalid", "local changes can only be saved in a journal", path=path)
     inside = [entry["path"] for entry in before["changed"] if entry["submodule"]]
     if inside:
         raise AgentError("conflict", "there are changes in submodules of %s: %s" % (path, ", ".join(inside)), path=path)
     names = sorted({entry["path"] for entry in before["changed"]}) + untracked
-    states = [_state(path, name) for name in names]
+    who, _ = checkout.owner(path)
+    with acting(who):
+        states = [_state(path, name) for name in names]
     for name, state in zip(names, states):
         if state["kind"] == "other" or (state["kind"] == "dir" and name in untracked):
             raise AgentError("conflict", "%s/%s cannot be saved: move it away first" % (path, name), path=path)
@@ -72,45 +87,90 @@ def keep_changes(
     for number, (name, state) in enumerate(zip(names, states)):
         full = os.path.join(path, name)
         if state["kind"] == "file":
-            with safepath.place(full) as at:
-                trash.image(at, place(call, "%s.file-%d" % (keep, number)), shared=False)
+            _copy_out(full, place(call, "%s.file-%d" % (keep, number)), who)
         saved.append({"path": name, "number": number, "state": state})
-    shutil.copyfile(_index(call, path), place(call, keep + ".index"))
+    _copy_out(_index(call, path), place(call, keep + ".index"), who)
+    record.update(saved=saved, pin="refs/opsctl/saved/%d" % time.time_ns())
+    save(call, keep, record)  # the checkout is changed from here on
     _look_at(call, path, _hidden(call, path), {})
     pinned = text(git(call, ["stash", "create"], path, ok=None))
-    if pinned:  # so that staged contents are not collected before they may be needed
-        git(call, ["update-ref", "refs/opsctl/saved/%d" % time.time_ns(), pinned], path)
+    if pinned:
+        git(call, ["update-ref", record["pin"], pinned], path)
     _write_patch(call, path, names, before, keep)
-    record["saved"] = saved
 
 
 def put_back(call: Context, path: str, record: Dict[str, Any], keep: str) -> None:
     """Put the local changes back that were kept, and the index with them."""
     if "saved" not in record:
         return
-    waiting = [entry for entry in record["saved"] if fs.differs(_state(path, entry["path"]), entry["state"])]
-    waiting.sort(key=lambda entry: str(entry["path"]))
-    for entry in reversed(waiting):  # a folder after what is in it
-        _clear(os.path.join(path, entry["path"]))
+    who, _ = checkout.owner(path)
+    blobs = {entry["number"]: place(call, "%s.file-%d" % (keep, entry["number"])) for entry in record["saved"]}
+    for entry in record["saved"]:
+        if entry["state"]["kind"] == "file" and fs.sha256(blobs[entry["number"]]) != entry["state"]["sha256"]:
+            text = "what was kept of %s is damaged; it is left as it is" % entry["path"]
+            raise AgentError("failed", text, path=blobs[entry["number"]])
+    with acting(who):
+        waiting = [entry for entry in record["saved"] if fs.differs(_state(path, entry["path"]), entry["state"])]
+        waiting.sort(key=lambda entry: str(entry["path"]))
+        for entry in reversed(waiting):  # a folder after what is in it
+            _clear(os.path.join(path, entry["path"]))
     for entry in waiting:
         full, state = os.path.join(path, entry["path"]), entry["state"]
         if state["kind"] == "absent":
             continue
-        os.makedirs(full if state["kind"] == "dir" else os.path.dirname(full), exist_ok=True)
-        if state["kind"] == "link":
-            os.symlink(state["target"], full)
-        elif state["kind"] == "file":
-            blob = place(call, "%s.file-%d" % (keep, entry["number"]))
-            with safepath.place(full) as at:
-                trash.put(blob, at, state, fs.beside(at))
-    shutil.copyfile(place(call, keep + ".index"), _index(call, path))
+        with acting(who):
+            os.makedirs(full if state["kind"] == "dir" else os.path.dirname(full), exist_ok=True)
+            if state["kind"] == "link":
+                os.symlink(state["target"], full)
+        if state["kind"] == "file":
+            _copy_in(blobs[entry["number"]], full, who, state["mode"])
+    index = _index(call, path)
+    _copy_in(place(call, keep + ".index"), index, who)
     git(call, ["update-index", "-q", "--refresh"], path, ok=None)
+    git(call, ["update-ref", "-d", record["pin"]], path)
 
 
 def differs(path: str, record: Dict[str, Any], name: str) -> bool:
     """Whether a file is otherwise than its local change that was kept, or was none."""
     states = {entry["path"]: entry["state"] for entry in record.get("saved", ())}
     return name not in states or fs.differs(_state(path, name), states[name]) is not None
+
+
+def _copy_out(source: str, target: str, who: User) -> None:
+    """Copy a file of the checkout, read as its owner, to one of ours."""
+    with acting(who):
+        reader = opened(source, os.O_NOFOLLOW)
+    with reader, open(target, "wb") as writer:
+        shutil.copyfileobj(reader, writer)
+        _as_it_was(reader, writer)
+
+
+def _copy_in(source: str, target: str, who: User, mode: Optional[int] = None) -> None:
+    """Make `target`, in the checkout and as its owner, a copy of a file of ours, in one step. `mode`: as it has now."""
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, fs.hidden(name, os.urandom(6).hex()))
+    with open(source, "rb") as reader, acting(who):
+        try:
+            with open(temporary, "xb") as writer:
+                shutil.copyfileobj(reader, writer)
+                _as_it_was(reader, writer)
+                if mode is None and os.path.exists(target):
+                    mode = st.S_IMODE(os.stat(target).st_mode)
+                if mode is not None:
+                    os.fchmod(writer.fileno(), mode)
+            os.replace(temporary, target)
+            sync_folder(folder)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _as_it_was(source: BinaryIO, target: BinaryIO) -> None:
+    """Give a copy the times of what it is of, and make it durable."""
+    info = os.fstat(source.fileno())
+    target.flush()
+    os.utime(target.fileno(), ns=(info.st_atime_ns, info.st_mtime_ns))
+    os.fsync(target.fileno())
 
 
 def _state(path: str, name: str) -> fs.State:
@@ -150,11 +210,25 @@ def _nothing_hidden(call: Context, path: str) -> Iterator[Dict[str, str]]:
     if not names:
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="opsctl-index-") as folder:
-        environment = {"GIT_INDEX_FILE": os.path.join(folder, "index")}
-        shutil.copyfile(_index(call, path), environment["GIT_INDEX_FILE"])
+    with _index_copy(call, path) as environment:
         _look_at(call, path, names, environment)
         yield environment
+
+
+@contextlib.contextmanager
+def _index_copy(call: Context, path: str) -> Iterator[Dict[str, str]]:
+    """Environment in which git works on a copy of the index, in a folder of the checkout's owner."""
+    index, (who, _) = _index(call, path), checkout.owner(path)
+    with acting(who):
+        folder = tempfile.mkdtemp(prefix="opsctl-index-")
+    try:
+        copy = os.path.join(folder, "index")
+        with acting(who):
+            shutil.copyfile(index, copy)
+        yield {"GIT_INDEX_FILE": copy}
+    finally:
+        with acting(who):
+            shutil.rmtree(folder)
 
 
 def _write_patch(call: Context, path: str, names: List[str], before: Dict[str, Any], keep: str) -> None:
@@ -162,16 +236,12 @@ def _write_patch(call: Context, path: str, names: List[str], before: Dict[str, A
     others = before["untracked"]
     size = sum(os.lstat(os.path.join(path, name)).st_size for name in others)
     shown = names + [name for name in others if name not in names] if size <= MOST_UNTRACKED else names
-    copy = place(call, keep + ".patch-index")
-    shutil.copyfile(_index(call, path), copy)
-    environment = {"GIT_INDEX_FILE": copy}
     there = [name for name in shown if os.path.lexists(os.path.join(path, name))]
-    if there:
-        git(call, ["add", "--force", "--"] + there, path, env=environment, ok=None)
-    done = git(
-        call, ["diff", "--cached", "--binary", "--no-ext-diff", "--no-textconv", "HEAD"], path, env=environment, ok=None
-    )
-    os.unlink(copy)
+    with _index_copy(call, path) as environment:
+        if there:
+            git(call, ["add", "--force", "--"] + there, path, env=environment, ok=None)
+        words = ["diff", "--cached", "--binary", "--no-ext-diff", "--no-textconv", "HEAD"]
+        done = git(call, words, path, env=environment, ok=None)
     with open(place(call, keep + ".patch"), "wb") as stream:
         stream.write(done.out)
 

@@ -7,9 +7,7 @@ import os
 import subprocess
 from typing import Any, Dict, Optional, Tuple
 
-# By its own path: PATH is that of whom we become. Not by preexec_fn, which may hang in a process of many threads;
-# subprocess takes a user since Python 3.9 only.
-_BECOME = "/usr/bin/setpriv --reuid %d --regid %d --clear-groups --no-new-privs --"
+from opsctl.agent import rights
 
 
 def answer(
@@ -24,7 +22,7 @@ def answer(
 
     ids: user and group to become. What a process of somebody else calls its interpreter may be any program.
     """
-    become = (_BECOME % ids).split() if ids else []
+    become = rights.words(rights.User(*ids)) if ids else []
     try:
         done = subprocess.run(
             [*become, os.path.expanduser(python), "-c", script],

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from opsctl.agent import calls, gitrun, logfiles
+from opsctl.agent import calls, checkout, logfiles
 from opsctl.agent.logsource import blocks
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.redact import Redactor
@@ -24,12 +24,12 @@ def read(
 ) -> Iterator[bytes]:
     """The bytes of a part as they come; what went wrong is noted in `entry`. Raises AgentError, OSError."""
     if "argv" in part:
-        yield from _command(call, part["argv"], entry, deadline)
+        environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "PAGER": "cat"}
+        yield from _command(call, part["argv"], environment, None, entry, deadline)
         return
     if "git" in part:
-        tree = part["tree"]
-        argv = [*gitrun.command(tree), "--no-optional-locks", "-C", tree, *part["git"]]
-        yield from _command(call, argv, entry, deadline)
+        command = checkout.command(part["tree"], part["git"])
+        yield from _command(call, command.argv, dict(command.env, PAGER="cat"), "/", entry, deadline)
         return
     if "call" in part:
         yield from _answer(call, part["call"], part.get("args", {}), texts)
@@ -118,9 +118,15 @@ def _rows(value: Any, depth: int = 2) -> Iterator[str]:
     yield closing
 
 
-def _command(call: Context, argv: List[str], entry: Dict[str, Any], deadline: float) -> Iterator[bytes]:
+def _command(
+    call: Context,
+    argv: List[str],
+    environment: Dict[str, str],
+    cwd: Optional[str],
+    entry: Dict[str, Any],
+    deadline: float,
+) -> Iterator[bytes]:
     """The output of a command as it comes. The command has a session of its own, so all of it can be ended."""
-    environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "PAGER": "cat"}
     try:
         child = subprocess.Popen(
             argv,
@@ -128,6 +134,7 @@ def _command(call: Context, argv: List[str], entry: Dict[str, Any], deadline: fl
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            cwd=cwd,
             env=environment,
         )
     except FileNotFoundError:

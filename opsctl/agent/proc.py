@@ -107,9 +107,13 @@ def execute(
     idle: Optional[float] = None,
     keep_output: int = KEEP,
     live: bool = False,
+    clean: bool = False,
 ) -> Done:
-    """Run a command and wait for it. Raises AgentError: not-found, permission, timeout."""
-    process = _start(argv, cwd, env, bool(stdin))
+    """Run a command and wait for it. Raises AgentError: not-found, permission, timeout.
+
+    env: what is added to our environment; `clean`: the whole of it.
+    """
+    process = _start(argv, cwd, dict({} if clean else os.environ, **(env or {})), bool(stdin))
     call.started(process.pid)
     try:
         return _watch(call, process, stdin, timeout, idle, keep_output, live)
@@ -134,9 +138,7 @@ def unseal(body: bytes, sealed: int) -> Tuple[Dict[str, Any], bytes]:
     return (json.loads(body[:sealed]) if sealed else {}), body[sealed:]
 
 
-def _start(
-    argv: List[str], cwd: Optional[str], env: Optional[Dict[str, str]], piped: bool
-) -> "subprocess.Popen[bytes]":
+def _start(argv: List[str], cwd: Optional[str], env: Dict[str, str], piped: bool) -> "subprocess.Popen[bytes]":
     if not argv or any("\0" in word for word in argv):
         raise AgentError("invalid", "not a command: %r" % (argv,))
     folder = os.path.expanduser(cwd) if cwd else None
@@ -146,7 +148,7 @@ def _start(
         return subprocess.Popen(
             argv,
             cwd=folder,
-            env=dict(os.environ, **(env or {})),
+            env=env,
             stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

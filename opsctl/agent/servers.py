@@ -11,8 +11,8 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import interpreter, modelpath, pids, serverargv, unitname
-from opsctl.agent.protocol import Context
+from opsctl.agent import checkout, interpreter, modelpath, pids, serverargv, unitname
+from opsctl.agent.protocol import AgentError, Context
 
 # Settings that bear on what a server does; none of them holds a secret.
 ENVIRONMENT = re.compile(r"SGLANG_|SGL_|NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONPATH$|TRITON_|FLASHINFER_")
@@ -128,14 +128,20 @@ def located(python: str, cwd: str, environment: Dict[str, str], ids: Optional[Tu
 
 def _commit(package: str) -> Optional[str]:
     """The commit of the checkout that tracks this package; None where it was installed otherwise."""
-    git = ["git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-C", package]
     said = []
     for words in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]):
         try:
+            git = checkout.command(package, words)
             done = subprocess.run(
-                git + words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5.0
+                git.argv,
+                env=git.env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=5.0,
             )
-        except (OSError, subprocess.SubprocessError):
+        except (AgentError, OSError, subprocess.SubprocessError):
             return None
         if done.returncode != 0:
             return None

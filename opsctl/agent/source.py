@@ -16,7 +16,7 @@ import sys
 import zlib
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
-from opsctl.agent.gitforeign import disarmed
+from opsctl.agent import checkout, rights
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.regular import opened, whole
@@ -26,12 +26,6 @@ MAX_GATHER = 32 << 20
 MAX_TREE = 256 << 20  # of Python in a package; SGLang has 20 MB
 MODELS = "srt/models"
 _DEPTH = 6
-
-# Reading a tree must not run what its git configuration names.
-GIT = (
-    *("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=false"),
-    *("-c", "safe.directory=*"),
-)
 
 
 def gather(
@@ -45,9 +39,9 @@ def gather(
     """The package-relative `files`, the files that define `classes` with what those build on, and the state of git.
 
     Classes are looked for among the models; `everywhere`: then in the whole package, functions too.
-    Result: {root, prefix, commit, dirty, exists, files: [{path, size, sha256, head}], classes: {name: [path]},
-    too_large: [path], names: [class name]}; `head` marks a changed file as the commit has it; `names` is only there
-    if a class was not found.
+    Result: {root, prefix, commit, dirty, git_refused, exists, files: [{path, size, sha256, head}], classes: {name:
+    [path]}, too_large: [path], names: [class name]}; `head` marks a changed file as the commit has it; `names` is only
+    there if a class was not found; `git_refused` says why git was not asked, None where it was or there is no checkout.
     Body: the files' bytes one after the other, zlib.
     """
     root, prefix = _package(root)
@@ -127,9 +121,7 @@ def compile_files(root: str, files: List[str], python: str = "") -> Dict[str, An
         "print(json.dumps({'failed': failed, 'version': sys.version.split()[0]}))"
     )
     paths = [os.path.join(root, f) for f in files]
-    result = json.loads(
-        run([os.path.expanduser(python) or sys.executable, "-I", "-c", script, *paths], timeout=120).stdout
-    )
+    result = json.loads(_python(python, script, paths, check=True).stdout)
     for failure in result["failed"]:
         failure["path"] = os.path.relpath(failure["path"], root)
     return dict(result)
@@ -137,13 +129,21 @@ def compile_files(root: str, files: List[str], python: str = "") -> Dict[str, An
 
 def prove(call: Context, script: str, python: str = "") -> Any:
     """Run a proof script with the interpreter `python`, the body on its input. Gives the JSON value it prints."""
-    done = run(
-        [os.path.expanduser(python) or sys.executable, "-I", "-c", script], timeout=120, stdin=call.body, check=False
-    )
+    done = _python(python, script, [], stdin=call.body)
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise AgentError("failed", "the proof did not run: %s" % (lines[-1] if lines else done.returncode))
     return json.loads(done.stdout)
+
+
+def _python(
+    python: str, script: str, words: List[str], stdin: bytes = b"", check: bool = False
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a script with an interpreter, and the rights of whoever could change that one."""
+    path = os.path.expanduser(python) or sys.executable
+    who = rights.of_program(path)
+    argv = [*rights.words(who), path, "-I", "-c", script, *words]
+    return run(argv, rights.environment(who), timeout=120, stdin=stdin, check=check)
 
 
 def _package(root: str) -> Tuple[str, str]:
@@ -257,48 +257,47 @@ def _imports(path: str, text: bytes, models: Dict[str, bytes]) -> Dict[bytes, st
 
 
 def _git_state(root: str, prefix: str) -> Dict[str, Any]:
-    """{commit, dirty}: the tree's commit and changed files, {None, []} where the tree is not what git tracks."""
-    nothing: Dict[str, Any] = {"commit": None, "dirty": []}
-    git = [*GIT, *(word for setting in disarmed(root) for word in ("-c", setting)), "-C", root]
-    tracked = run([*git, "ls-files", "--", os.path.join(prefix, "srt", "models")], check=False)
+    """{commit, dirty, git_refused}: what git says of the tree, {None, [], None} where it does not track it."""
+    nothing: Dict[str, Any] = {"commit": None, "dirty": [], "git_refused": None}
+    try:
+        tracked = _git(root, "ls-files", "--", os.path.join(prefix, "srt", "models"))
+    except AgentError as error:
+        return dict(nothing, git_refused=None if error.kind in ("not-found", "missing-tool") else error.message)
     if tracked.returncode or not tracked.stdout:
         return nothing
-    head = run([*git, "rev-parse", "--verify", "HEAD^{commit}"], check=False)
-    status = run([*git, "status", "--porcelain=v1", "-z", "--no-renames", "--", "."], check=False)
+    head = _git(root, "rev-parse", "--verify", "HEAD^{commit}")
+    words = ["--porcelain=v1", "-z", "--no-renames", "--ignore-submodules=all"]  # in submodules git would run as here
+    status = _git(root, "status", *words, "--", ".")
     if status.returncode:
         return nothing
     entries = [e.decode("utf-8", "surrogateescape") for e in status.stdout.split(b"\0") if e]
     return {
         "commit": head.stdout.decode().strip() or None if head.returncode == 0 else None,
         "dirty": [entry[3:].encode("utf-8", "replace").decode() for entry in entries],
+        "git_refused": None,
     }
 
 
 def _committed(root: str, prefix: str, paths: Iterable[str]) -> Iterator[Tuple[str, bytes]]:
     for path in sorted(paths):
-        shown = run([*GIT, "-C", root, "show", "HEAD:./" + path], check=False)
+        shown = _git(root, "show", "HEAD:./" + path)
         if shown.returncode == 0:
             yield os.path.relpath(path, prefix or "."), shown.stdout
 
 
+def _git(root: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
+    command = checkout.command(root, list(words))
+    return run(command.argv, command.env, check=False)
+
+
 def run(
-    argv: List[str],
-    timeout: float = 30,
-    stdin: bytes = b"",
-    check: bool = True,
-    env: Optional[Dict[str, str]] = None,
+    argv: List[str], env: Dict[str, str], timeout: float = 30, stdin: bytes = b"", check: bool = True
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program, without what a calling git left in the environment. Raises AgentError failed | timeout."""
-    environment = dict(os.environ, GIT_OPTIONAL_LOCKS="0", LC_ALL="C", GIT_TERMINAL_PROMPT="0")
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-        environment.pop(name, None)
-    environment.update(env or {})
+    """Run a program in the folder /, with this environment alone. Raises AgentError failed | timeout | missing-tool."""
     try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, env=environment)
+        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, env=env, cwd="/")
     except FileNotFoundError:
-        if argv[0] != "git":  # a tree without git on the host is read all the same
-            raise AgentError("missing-tool", "%s is not on this host" % argv[0], tool=argv[0]) from None
-        return subprocess.CompletedProcess(argv, 127, b"", b"")
+        raise AgentError("missing-tool", "%s is not on this host" % argv[0], tool=argv[0]) from None
     except subprocess.TimeoutExpired:
         raise AgentError("timeout", "%s did not finish in %g s" % (argv[0], timeout)) from None
     if check and done.returncode:

@@ -278,9 +278,8 @@ def show(
 
 
 def _tell(report: Report) -> None:
-    commit = f", commit {report.tree.commit}" if report.tree.commit else ", no git checkout"
     version = str(report.tree.version) or "unknown"
-    typer.echo(printable(f"{report.tree.root}: SGLang {version}{commit}"))
+    typer.echo(printable(f"{report.tree.root}: SGLang {version}, {report.tree.at}"))
     if report.tree.dirty:
         typer.echo(printable(f"changed since the commit: {', '.join(report.tree.dirty)}"))
     for entry in report.entries:

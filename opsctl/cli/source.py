@@ -57,7 +57,7 @@ def facts(
         typer.echo(json.dumps(result.to_json(), indent=2))
         return
     version = str(found.version) or "unknown version"
-    typer.echo(printable(f"{found.root}: SGLang {version}{f', commit {found.commit}' if found.commit else ''}"))
+    typer.echo(printable(f"{found.root}: SGLang {version}, {found.at}"))
     for heading, group in (("", result.draft), *result.targets.items()):
         if heading:
             typer.echo(printable(f"\n{heading}"))

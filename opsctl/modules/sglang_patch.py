@@ -167,7 +167,7 @@ def _wait_for_commit(args: SglangPatchArgs, looked: Looked, site: Site) -> Chang
     if site.check:
         return Change("", (), unknown=f"decided once commit {args.commit} is checked out")
     raise Conflict(
-        f"{looked.tree.root} is at {at or 'no commit'}, not at {args.commit}",
+        f"{looked.tree.root} is to be at {args.commit}: {looked.tree.at}",
         kind="conflict",
         hint="pin it first: opsctl patch sglang --commit, or a git task",
     )

@@ -170,7 +170,7 @@ class _Meeting:
         source = known.tree
         name = target_class(target.raw) if target else None
         read = features(known, name)
-        commit = f", commit {source.commit[:12]}" if source.commit else ""
+        commit = f", commit {source.commit[:12]}" if source.commit else ", commit unknown" if source.git_refused else ""
         changed = len(source.dirty)
         dirty = f", {changed} changed file{'s' if changed > 1 else ''}" if changed else ""
         where = f"source {source.root}{commit}{dirty}"

@@ -54,12 +54,20 @@ class SourceTree:
     classes: Mapping[str, tuple[str, ...]]  # model class -> files that define it, for the classes asked for
     exists: frozenset[str] = frozenset()
     commit: str | None = None
+    git_refused: str | None = None  # why git was not asked, where the tree is in a checkout
     dirty: tuple[str, ...] = ()
     heads: Mapping[str, bytes] = field(default_factory=dict)  # changed files as the commit has them
     names: tuple[str, ...] = ()  # every model class of the tree, where one that was asked for is not there
 
     def read(self, path: str) -> bytes | None:
         return self.files.get(path)
+
+    @property
+    def at(self) -> str:
+        """Which commit it is at, in words that follow its name."""
+        if self.git_refused:
+            return f"commit unknown: {self.git_refused}"
+        return f"commit {self.commit}" if self.commit else "no git checkout"
 
     def committed(self, path: str) -> bytes | None:
         """The file as the checked out commit has it, None where git does not say that it was changed."""
@@ -133,6 +141,7 @@ def received(reply: Reply) -> SourceTree:
         classes={name: tuple(paths) for name, paths in told["classes"].items()},
         exists=frozenset(told["exists"]),
         commit=told["commit"],
+        git_refused=told["git_refused"],
         dirty=tuple(told["dirty"]),
         heads=heads,
         names=tuple(told["names"]),

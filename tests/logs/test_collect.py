@@ -25,7 +25,6 @@ from opsctl.errors import UsageError
 from opsctl.sglang.log_parts import Server, check_names, parts, select
 from tests.logs.canaries import CANARIES
 from tests.logs.test_redact import leaks
-from tests.sglang_source.releases import git
 
 
 class Wire(Context):
@@ -222,25 +221,3 @@ def test_a_call_that_fails_fails_its_part_alone() -> None:
     first, second = bundle(wire, parts_asked)["parts"]
     assert "there is no agent module 'no'" in first["error"]
     assert (second["error"], wire.files["b.txt"]) == (None, b"fine\n")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a checkout to another user")
-def test_git_runs_nothing_that_another_users_checkout_names(tmp_path: Path) -> None:
-    tree, ran = tmp_path / "tree", tmp_path / "ran"
-    tree.mkdir()
-    (tree / ".gitattributes").write_text("a filter=x diff=x\n")
-    (tree / "a").write_text("one\n")
-    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
-        git(tree, *words)
-    program = f"sh -c 'echo $0 >> {ran}; cat'"
-    for name in ("filter.x.clean", "diff.x.textconv", "diff.x.command"):
-        git(tree, "config", name, program)
-    (tree / "a").write_text("two\n")
-    for path in (tree, *tree.rglob("*")):
-        os.chown(path, 65534, 65534)
-
-    wire = Wire()
-    planned = [part for part in parts(Server(source=str(tree)), 0.0) if part["name"].startswith("source-")]
-    bundle(wire, planned)
-    assert b"-one\n+two\n" in wire.files["source-changes.diff"]
-    assert not ran.exists()

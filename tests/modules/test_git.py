@@ -271,22 +271,6 @@ def test_another_git_command_at_work_is_told(project: Project, play: Play) -> No
     assert "index.lock" in (error.value.hint or "")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a checkout to another user")
-def test_a_checkout_of_another_user_runs_nothing_of_his(project: Project, play: Play, tmp_path: Path) -> None:
-    for key in ("clean", "smudge"):
-        git(project.clone, "config", f"filter.x.{key}", f"touch {tmp_path}/hacked; cat")
-    (project.clone / ".git/info/attributes").write_text("* filter=x\n")
-    (project.clone / "b.py").write_text("local\n")
-    (tmp_path / "hacked").unlink(missing_ok=True)
-    for path in [project.clone, *project.clone.rglob("*")]:
-        os.chown(path, 65534, 65534)
-    play.run("git", dest=str(project.clone), commit=project.first, keep_local_changes="save")
-    assert (project.clone / "a.py").read_text() == "a = 1\n"
-    play.rollback()
-    assert (project.clone / "b.py").read_text() == "local\n"
-    assert not (tmp_path / "hacked").exists()
-
-
 def test_an_address_that_is_a_command_is_not_run(project: Project, play: Play, tmp_path: Path) -> None:
     git(project.clone, "config", "protocol.ext.allow", "always")
     git(project.clone, "config", f"url.ext::touch {tmp_path}/hacked .insteadOf", str(project.upstream))

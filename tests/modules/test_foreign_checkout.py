@@ -1,0 +1,255 @@
+"""Git in a checkout that somebody else owns: what is planted there never runs with root's rights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from opsctl.agent import checkout
+from opsctl.agent.collect import bundle
+from opsctl.agent.protocol import AgentError, Call
+from opsctl.sglang.log_parts import Server, parts
+from tests.logs.test_collect import Wire
+from tests.modules.conftest import InProcess, Play
+from tests.modules.test_git import Project, git
+
+OTHER, ANOTHER = 65534, 65533
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a checkout to another user")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that everybody reaches: those of pytest are ours alone."""
+    path = Path(tempfile.mkdtemp(dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def project(open_folder: Path, play: Play) -> Project:
+    (open_folder / "host").mkdir()
+    return Project(open_folder)
+
+
+def give(path: Path, uid: int) -> None:
+    for each in (path, *path.rglob("*")):
+        os.chown(each, uid, uid, follow_symlinks=False)
+
+
+class Traps:
+    """Programs in a checkout that note which user ran them, one for each way by which git may be told to run one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes = folder / "ran"
+        self.notes.mkdir()
+        self.notes.chmod(0o777)
+        self.program = folder / "trap"
+        self.program.write_text(f"#!/bin/sh\nid -u > {self.notes}/$1.$$\nenv > {self.notes}/env.$$\ncat\n")
+        self.program.chmod(0o755)
+
+    def set(self, tree: Path) -> None:
+        def run(name: str) -> str:
+            return f"{self.program} {name}"
+
+        settings = {
+            "core.fsmonitor": run("fsmonitor"), "core.sshCommand": run("ssh"), "core.gitProxy": run("proxy"),
+            "core.pager": run("pager"), "core.editor": run("editor"), "core.askPass": run("askpass"),
+            "filter.x.clean": run("clean"), "filter.x.smudge": run("smudge"), "diff.x.textconv": run("textconv"),
+            "diff.x.command": run("extdiff"), "diff.external": run("external"), "merge.x.driver": run("merge"),
+            "credential.helper": f"!{run('credential')}", "core.hooksPath": str(tree / ".git/hooks"),
+            "core.alternateRefsCommand": run("alternates"), "gpg.program": run("gpg"), "log.showSignature": "true",
+            "remote.origin.uploadpack": run("uploadpack"), "uploadpack.packObjectsHook": run("pack"),
+            "submodule.recurse": "true", "alias.status": f"!{run('alias')}",
+        }  # fmt: skip
+        for name, value in settings.items():
+            git(tree, "config", name, value)
+        git(tree, "config", "extensions.worktreeConfig", "true")
+        lines = f'[filter "y"]\n\tclean = {run("worktree-clean")}\n[core]\n\tfsmonitor = {run("worktree-fsmonitor")}\n'
+        (tree / ".git/config.worktree").write_text(lines)
+        (tree / ".git/info/attributes").write_text("a.py filter=y\n*.py filter=x diff=x merge=x\n")
+        for hook in ("post-checkout", "pre-commit", "reference-transaction", "post-index-change", "fsmonitor-watchman"):
+            path = tree / ".git/hooks" / hook
+            path.write_text(f"#!/bin/sh\n{run('hook')}\n")
+            path.chmod(0o755)
+
+    def users(self) -> set[str]:
+        return {path.read_text().strip() for path in self.notes.iterdir() if not path.name.startswith("env.")}
+
+
+def test_root_runs_nothing_that_another_users_checkout_names(
+    project: Project, play: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at (which is all that --check does), read as source, collected, checked out, put back: as its owner."""
+    monkeypatch.setenv("ROOTS_TOKEN", "canary-of-root")
+    traps, tree = Traps(open_folder), project.clone
+    (tree / "b.py").write_text("local\n")
+    (tree / "python/sglang/srt/models").mkdir(parents=True)
+    (tree / "python/sglang/srt/models/m.py").write_text("class M: pass\n")
+    git(tree, "add", "python")
+    git(tree, "config", "core.fsmonitor", "false")
+    traps.set(tree)
+    give(project.upstream, OTHER)
+    give(tree, OTHER)
+    before = (tree / "b.py").read_text()
+
+    play.host.call(Call("git.look", {"path": str(tree), "ref": "main"}))
+    told = play.host.call(Call("source.gather", {"root": str(tree), "files": []})).result
+    assert (told["commit"], told["git_refused"]) == (project.second, None)
+    assert "b.py" in told["dirty"]
+    play.host.call(Call("servers.find", {"locate": True}))
+    wire = Wire()
+    bundle(wire, [part for part in parts(Server(source=str(tree)), 0.0) if part["name"].startswith("source-")])
+    assert b"+local\n" in wire.files["source-changes.diff"]
+    play.run("git", dest=str(tree), commit=project.first, keep_local_changes="save")
+    assert (tree / "a.py").stat().st_uid == OTHER
+    play.rollback()
+
+    assert (tree / "b.py").read_text() == before
+    assert (tree / "b.py").stat().st_uid == OTHER
+    assert traps.users() == {str(OTHER)}  # some did run, so the traps are real
+    assert not [path for path in traps.notes.iterdir() if "canary-of-root" in path.read_text()]
+
+
+def test_the_trapped_worktree_setting_does_not_lead_root_out_of_the_checkout(
+    project: Project, play: Play, open_folder: Path
+) -> None:
+    """core.worktree names root's folder: git gets no further there than its owner does."""
+    mine = open_folder / "mine"
+    mine.mkdir(mode=0o755)
+    (mine / "a.py").write_text("root's\n")
+    git(project.clone, "config", "core.worktree", str(mine))
+    give(project.clone, OTHER)
+    with pytest.raises(AgentError):
+        play.run("git", dest=str(project.clone), commit=project.first, keep_local_changes="save")
+    assert (mine / "a.py").read_text() == "root's\n"
+    assert sorted(path.name for path in mine.iterdir()) == ["a.py"]
+
+
+def test_what_is_put_back_does_not_follow_their_links(project: Project, play: Play, open_folder: Path) -> None:
+    """A link in the place of the index, or of a folder, between the change and its undo."""
+    tree, roots = project.clone, open_folder / "roots"
+    roots.mkdir(mode=0o755)
+    (roots / "index").write_text("root's\n")
+    (tree / "sub/c.py").write_text("local\n")
+    give(tree, OTHER)
+    play.run("git", dest=str(tree), commit=project.first, keep_local_changes="save")
+    (tree / ".git/index").unlink()
+    (tree / ".git/index").symlink_to(roots / "index")
+    shutil.rmtree(tree / "sub")
+    (tree / "sub").symlink_to(roots)
+    with pytest.raises(AgentError):
+        play.rollback()
+    assert (roots / "index").read_text() == "root's\n"
+    assert [path.name for path in roots.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize("part", ["", ".git", ".git/config", "gitdir", "commondir", "mode", "parent", "link", "inner"])
+def test_root_runs_git_only_in_what_is_roots_alone(project: Project, play: Play, open_folder: Path, part: str) -> None:
+    """Of several owners, or root's where others can change or replace it: refused, naming path and owner."""
+    tree, named = project.clone, str(OTHER)
+    if part in ("gitdir", "commondir"):
+        linked = open_folder / "host/linked"
+        git(tree, "worktree", "add", "-q", str(linked))
+        if part == "gitdir":
+            give(tree / ".git/worktrees/linked", OTHER)
+        else:
+            os.chown(tree / ".git", OTHER, OTHER)
+        tree = linked
+    elif part == "mode":
+        (tree / ".git/config").chmod(0o666)
+        named = "mode 0666"
+    elif part == "parent":
+        (open_folder / "host").chmod(0o777)
+        named = "mode 0777"
+    elif part == "link":
+        (open_folder / "theirs").mkdir()
+        (open_folder / "theirs/link").symlink_to(tree)
+        os.chown(open_folder / "theirs", OTHER, OTHER)
+        tree = open_folder / "theirs/link"
+    elif part == "inner":
+        git(tree, "clone", "-q", str(project.upstream), "inner")
+        git(tree, "add", "inner")
+        give(tree / "inner", OTHER)
+    else:
+        os.chown(tree / part, OTHER, OTHER)
+    named = named if named != str(OTHER) else "nobody"
+    with pytest.raises(Exception, match=named) as told:
+        play.host.call(Call("git.look", {"path": str(tree)}))
+    assert getattr(told.value, "kind", "") == "permission"
+    assert str(open_folder) in str(told.value)
+
+
+def test_a_folder_that_all_may_write_is_fine_where_it_is_sticky(
+    project: Project, play: Play, open_folder: Path
+) -> None:
+    (open_folder / "host").chmod(0o1777)
+    assert play.host.call(Call("git.look", {"path": str(project.clone)})).result["head"] == project.second
+
+
+def test_root_does_not_fetch_from_a_folder_of_somebody_else(project: Project, play: Play, open_folder: Path) -> None:
+    """git runs in the folder that it fetches from, too."""
+    give(project.upstream, OTHER)
+    for how in ({"dest": str(project.clone)}, {"dest": str(open_folder / "host/new"), "repo": str(project.upstream)}):
+        with pytest.raises(Exception, match=r"upstream belongs to nobody: root does not fetch from there"):
+            play.run("git", ref="main", **how)
+
+
+def test_a_clone_belongs_to_the_owner_of_the_folder_it_is_made_in(
+    project: Project, play: Play, open_folder: Path
+) -> None:
+    theirs = open_folder / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, OTHER, OTHER)
+    give(project.upstream, OTHER)
+    play.run("git", repo=str(project.upstream), dest=str(theirs / "new"), ref="main")
+    assert {path.lstat().st_uid for path in (theirs / "new").rglob("*")} == {OTHER}
+    play.rollback()
+    assert list(theirs.iterdir()) == []
+
+
+def test_who_is_not_root_is_refused_in_a_checkout_of_somebody_else(project: Project) -> None:
+    """They would run what its configuration names as themselves; root's they may read, root can do all of it anyway."""
+    give(project.clone, ANOTHER)
+    told = _as_other(lambda: checkout.owner(str(project.clone)))
+    assert "belongs to uid 65533, and we are nobody" in told
+    give(project.clone, 0)
+    assert _as_other(lambda: checkout.command(str(project.clone), ["status"])) == "fine"
+
+
+def _as_other(ask: object) -> str:
+    """What a child says that has become another user."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(OTHER)
+        os.setuid(OTHER)
+        try:
+            ask()  # type: ignore[operator]
+            said = "fine"
+        except AgentError as error:
+            said = error.message
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        said = stream.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_proof_runs_with_the_rights_of_who_could_change_the_interpreter(open_folder: Path) -> None:
+    python = open_folder / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nid -u\n")
+    python.chmod(0o755)
+    give(open_folder / "venv", OTHER)
+    from opsctl.agent import source
+
+    assert source.prove(InProcess(), "", str(python)) == OTHER
