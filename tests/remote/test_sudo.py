@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from typing import Any
 import pytest
 
 from opsctl.agent.protocol import Call
-from opsctl.errors import AuthFailed
+from opsctl.engine import hostlock
+from opsctl.engine.connections import Connections
+from opsctl.engine.options import Options
+from opsctl.engine.run import execute, plan
+from opsctl.errors import AuthFailed, Exit
+from opsctl.inventory import load
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.secret import Secret
 from tests.sshd import SSHD, Sshd
@@ -85,6 +91,31 @@ def test_with_a_password(login: Callable[..., RemoteHost]) -> None:
     assert who(host) == "root\n/root\n"
     seen = host.call(Call("proc.run", {"argv": "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"})).result["stdout"]
     assert PASSWORD not in seen
+
+
+def test_operators_who_become_root_exclude_each_other_whoever_they_log_in_as(
+    server: Sshd, login: Callable[..., RemoteHost], tmp_path: Path
+) -> None:
+    ann, lock = login("opsctl-asked", become_password=Secret(PASSWORD)), f"test_{os.getpid()}"  # of nobody else's root
+    holder = {"who": "ann", "run": "r1"}
+    (tmp_path / "inventory.yaml").write_text(
+        f"hosts: {{box: {{address: 127.0.0.1, port: {server.port}, user: opsctl-free, ssh_config: none, "
+        f"key: {server.key_file}, known_hosts: [{server.known_hosts}]}}}}\n"
+    )
+
+    def changes(become: str) -> Exit:
+        play = f"hosts: box\nlock: {lock}\ntasks: [{{shell: 'true', become: {become}}}]\n"
+        (tmp_path / "play.yaml").write_text(play)
+        chosen = Options(playbook=str(tmp_path / "play.yaml"), inventory=str(tmp_path / "inventory.yaml"))
+        planned, stop = plan(chosen, load(chosen.inventory)), threading.Event()
+        return execute(planned, chosen, lambda event: None, stop, lambda question: False, Connections(stop.is_set))
+
+    ann.call(hostlock.take(holder, "t1", 0.0, lock), timeout=30)
+    assert (changes("false"), changes("true")) == (Exit.DONE, Exit.DONE)  # ann changes nothing but what is her own
+    ann.as_user("root").call(hostlock.take(holder, "t1", 0.0, lock), timeout=30)
+    assert (changes("false"), changes("true")) == (Exit.DONE, Exit.LOCKED)
+    ann.as_user("root").call(hostlock.release(lock), timeout=30)
+    assert changes("true") == Exit.DONE
 
 
 def test_a_password_that_is_missing_or_wrong_is_told_at_once(login: Callable[..., RemoteHost]) -> None:
