@@ -6,6 +6,7 @@
     │   ├── HostKeyError    its key is unknown or has changed
     │   └── AuthFailed
     ├── RemoteError         the host was reached and refused or failed an operation
+    │   ├── Damaged         the journal of a run lacks something
     │   └── Conflict        it is no longer as it was observed; nothing was overwritten
     ├── Locked              another operator holds the host
     ├── TaskFailed          a task of a play failed
@@ -40,6 +41,7 @@ class Exit(IntEnum):
     UNFIT = 11  # drafter: would not serve; health: a check failed
     UNREADABLE = 12  # an input is damaged or hostile
     ROLLBACK_FAILED = 13  # something failed, and not every change could be undone
+    DAMAGED = 15  # the journal of a run is damaged: what it still has was undone, and more may be left
     INTERRUPTED = 130  # stopped by the user
 
 
@@ -115,6 +117,10 @@ class RemoteError(OpsctlError):
 
 class Conflict(RemoteError):
     exit_code = Exit.CONFLICT
+
+
+class Damaged(RemoteError):
+    exit_code = Exit.DAMAGED
 
 
 class Locked(OpsctlError):

@@ -24,13 +24,13 @@ from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play
 from opsctl.engine.undo import tell_undone, undo
 from opsctl.engine.waiting import Interrupted
-from opsctl.errors import Conflict, Exit, GateFailed, Locked, OpsctlError, Place, Unreachable, UsageError
+from opsctl.errors import Conflict, Damaged, Exit, GateFailed, Locked, OpsctlError, Place, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (
-    Exit.INTERRUPTED, Exit.BUG, Exit.USAGE, Exit.ROLLBACK_FAILED, Exit.CONFLICT, Exit.FAILED, Exit.GATE,
-    Exit.ROLLED_BACK, Exit.LOCKED, Exit.UNREACHABLE, Exit.DEGRADED, Exit.DONE,
+    Exit.INTERRUPTED, Exit.BUG, Exit.USAGE, Exit.DAMAGED, Exit.ROLLBACK_FAILED, Exit.CONFLICT, Exit.FAILED,
+    Exit.GATE, Exit.ROLLED_BACK, Exit.LOCKED, Exit.UNREACHABLE, Exit.DEGRADED, Exit.DONE,
 )  # fmt: skip
 
 R = TypeVar("R")
@@ -176,7 +176,7 @@ class Fleet:
             whole = self._surely(session, lambda: undo(session, self.emit, self.clock, error.message))
         except OpsctlError as second:
             self._note(session, "error", f"rollback: {second.message}", second.hint)
-            return "rollback-failed", Exit.ROLLBACK_FAILED
+            return "rollback-failed", Exit.DAMAGED if isinstance(second, Damaged) else Exit.ROLLBACK_FAILED
         if not whole:
             return "rollback-failed", Exit.ROLLBACK_FAILED
         return "rolled-back", Exit.INTERRUPTED if interrupted else Exit.ROLLED_BACK
@@ -258,7 +258,7 @@ def _plain_end(error: OpsctlError) -> tuple[HostStatus, Exit]:
             return "locked", Exit.LOCKED
         case Unreachable():
             return "unreachable", Exit.UNREACHABLE
-        case GateFailed() | Conflict() | UsageError():
+        case GateFailed() | Conflict() | Damaged() | UsageError():
             return "failed", error.exit_code
     return "failed", Exit.FAILED
 

@@ -110,7 +110,7 @@ class Session:
         if lock and not self.lock:
             first += remote.send([hostlock.take(self.info.meta, self.token, self.info.lock_wait, lock)])
         if not self.info.check and self.past is None:
-            first += remote.send([journal.list_runs()])
+            first += remote.send([journal.list_runs(checkpoints=True)])
         return first
 
     def opened(self, first: list[Pending], lock: str | None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from opsctl.agent import limits
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
-from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable, UsageError
+from opsctl.errors import Conflict, Damaged, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line, size
@@ -356,8 +356,13 @@ def _error(error: Any, host: str) -> OpsctlError:
         return locked(message, holder if isinstance(holder, dict) else {}, host)
     if kind == "conflict":
         return Conflict(message, kind=kind, where=host, fields=fields)
+    if kind == "damaged":
+        hint = f"opsctl rollback {fields['run']} undoes what it still has" if fields.get("damage") else None
+        return Damaged(message, kind=kind, where=host, hint=hint, fields=fields)
     hint = None
-    if fields.get("state"):
+    if kind == "unsafe":
+        hint = "see whose it is; make it yours alone, or set `state_dir` of the host in the inventory to another folder"
+    elif fields.get("state"):
         hint = "free some space there, or set `state_dir` of the host in the inventory"
     return RemoteError(message, kind=kind, where=host, hint=hint, fields=fields)
 

@@ -84,6 +84,6 @@ def test_no_answer_of_a_host_is_a_bug_of_ours(
 
 
 def test_an_answer_without_what_it_must_have_is_told(project: Project, capfd: pytest.CaptureFixture[str]) -> None:
-    lying(project, 1, "journal.list")
+    lying(project, 1, "history.list")
     assert opsctl(["history", "--host", "here"]) == Exit.FAILED
     assert "here: its answer was not understood" in capfd.readouterr().err
