@@ -30,7 +30,7 @@ class Exit(IntEnum):
     DONE = 0  # done, nothing to do, or fit
     BUG = 1  # an error in opsctl itself
     USAGE = 2  # what the user wrote cannot be used; no host was touched
-    CHANGES = 3  # changes are needed (check mode with --exit-code, patch --status, lint findings)
+    CHANGES = 3  # changes are needed (check mode with --exit-code, patch --status, lint without errors)
     FAILED = 4  # a task failed, and what it had done was left (on_failure: stop | continue)
     UNREACHABLE = 5  # a host could not be reached, or was lost
     LOCKED = 6  # another operator holds the host
