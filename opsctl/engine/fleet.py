@@ -26,6 +26,7 @@ from opsctl.engine.undo import tell_undone, undo
 from opsctl.engine.waiting import Interrupted
 from opsctl.errors import Conflict, Damaged, Exit, GateFailed, Locked, OpsctlError, Place, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
+from opsctl.modules.contract import Change
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (
@@ -201,12 +202,24 @@ class Fleet:
             return
         try:
             if session.began:
+                if outcome == "done":
+                    self._do_after(session)
                 self._surely(session, lambda: session.finish(outcome, why), attempts=2)
             else:
                 session.finish(outcome, why)
         except OpsctlError as second:
             what = "journal could not be closed" if session.began else "lock could not be given back"
             self._note(session, "warning", f"the {what}: {second.message}")
+
+    def _do_after(self, session: Session) -> None:
+        """Do what changes left for the end of a run that went well. It is journaled, and cannot spoil the run."""
+        for become, task, calls in session.after:
+            try:
+                change = Change(task, calls)
+                session.wait(session.apply(become, f"{task}, afterwards", change, None, lambda data, body: None), 600)
+            except OpsctlError as error:
+                self._note(session, "warning", f"{task}, afterwards: {error.message}", error.hint)
+        session.after.clear()
 
     def _tell_end(self, session: Session, ended: Ended) -> None:
         self.ended[session.name] = ended

@@ -52,6 +52,7 @@ class Session:
         left: numbers of tasks of this play that failed where the play went on: not done, though later ones are.
         supervised: the host waits for us to confirm.
         resumed: the run was begun on this host before.
+        after: what changes want done once the run has ended well: as whom, the task, the calls.
     """
 
     host: InventoryHost
@@ -71,6 +72,7 @@ class Session:
     resumed: bool = False
     changed: bool = False  # something has changed, or in check mode would
     seq: int = 0
+    after: list[tuple[bool | str | None, str, tuple[Call, ...]]] = field(default_factory=list)
     saving: list[Pending] = field(default_factory=list)  # the last checkpoint that was sent
     current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
     guard: threading.Lock = field(default_factory=threading.Lock)
