@@ -1,4 +1,4 @@
-"""Ranges of files that arrive in a folder on its way to be a release, in any order, from several agents at once.
+"""Ranges of files that arrive in a folder of our own, in any order, from several agents at once.
 
 What has arrived is noted beside the files, so that a later run goes on without reading it:
 
@@ -16,6 +16,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+from opsctl.agent import safepath
 from opsctl.agent.chunking import DIGEST, block_digests, spans_of
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context
@@ -41,19 +42,69 @@ class Landed(NamedTuple):
         return json.dumps([self.name, self.start, self.end, self.mtime, b"".join(self.digests).hex()])
 
 
+def begin(call: Context, folder: str, sizes: Dict[str, int]) -> Dict[str, Any]:
+    """Make a hidden folder in which files of these sizes are to arrive; refuse what would not fit.
+
+    Gives {"arrived": [[name, start, end]]}: what an earlier run has brought. What was begun for other content in the
+    place of this one is removed.
+    """
+    with told("receive files in", folder), safepath.place(folder) as at:
+        for name in os.listdir("/proc/self/fd/%d" % at.folder):
+            if name != at.name and name.rpartition("-")[0] == at.name.rpartition("-")[0]:
+                _drop(at.beside(name))
+        if not at.exists():
+            os.mkdir(at.name, 0o700, dir_fd=at.folder)
+        with ours(folder) as fd:
+            arrived = [span for span in noted(folder) if span[0] in sizes and _size(fd, span[0]) >= span[2]]
+            needed = sum(sizes.values()) - sum(end - start for _, start, end in arrived)
+            info = os.fstatvfs(fd)
+            if needed > info.f_bavail * info.f_frsize:
+                text = "%d bytes are still to come, and there is room for %d in %s"
+                values = (needed, info.f_bavail * info.f_frsize, os.path.dirname(folder))
+                raise AgentError("no-space", text % values, path=folder)
+    return {"arrived": arrived}
+
+
+def drop(call: Context, folder: str) -> Dict[str, int]:
+    """Remove a folder made by `begin`, with what has arrived. Gives how many bytes of disk that were."""
+    with told("remove", folder), safepath.there(folder) as at:
+        return {"removed": _drop(at) if at else 0}
+
+
+def _drop(at: safepath.Place) -> int:
+    if not at.exists() or safepath.changeable_by_others(at.stat()):
+        return 0
+    with at.entered() as fd:
+        freed = 0
+        for name in os.listdir(fd):
+            freed += 512 * os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks
+            os.unlink(name, dir_fd=fd)
+    os.rmdir(at.name, dir_fd=at.folder)
+    at.sync()
+    return freed
+
+
 def receive(call: Context, folder: str, parts: Sequence[Sequence[Any]]) -> Dict[str, Any]:
     """Write the ranges whose bytes follow each other in the body. parts: [name, start, end], as in Landed.of."""
     body, at = memoryview(call.body), 0
     landed = []
-    with told("stage", folder):
+    with told("write into", folder), ours(folder) as fd:
         for name, start, end in parts:
             data = body[at : at + end - start]
-            landed.append(Landed.of(name, start, data, _write(os.path.join(folder, name), data, start)))
+            landed.append(Landed.of(name, start, data, _write(fd, name, data, start)))
             at += end - start
         if at != len(body):
             raise AgentError("invalid", "%d bytes came for ranges of %d" % (len(body), at))
         note(folder, landed)
     return {"written": at}
+
+
+@contextlib.contextmanager
+def ours(folder: str) -> Iterator[int]:
+    """A descriptor of a folder in which nobody else can put anything. Raises AgentError where somebody can."""
+    with safepath.folder(folder) as fd:
+        safepath.demand_ours(fd, folder)
+        yield fd
 
 
 def nothing(call: Context) -> None:
@@ -65,11 +116,13 @@ def note(folder: str, landed: Sequence[Landed]) -> None:
     # A line of its own, whatever a cut run has left. One write to the end: notes of several agents do not mix.
     lines = "".join("\n" + one.line() for one in landed).encode()
     if lines:
-        fd = os.open(notes(folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, lines)
-        finally:
-            os.close(fd)
+        with ours(folder) as fd:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(os.path.basename(notes(folder)), flags, 0o600, dir_fd=fd)
+            try:
+                os.write(file, lines)
+            finally:
+                os.close(file)
 
 
 def noted(folder: str) -> List[Span]:
@@ -122,9 +175,18 @@ def _mtime(path: str) -> int:
         return -1
 
 
-def _write(path: str, data: memoryview, offset: int) -> int:
+def _size(folder: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+    except OSError:
+        return -1
+
+
+def _write(folder: int, name: str, data: memoryview, offset: int) -> int:
     """Write at an offset. Gives the mtime that the file has then."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if os.sep in name:
+        raise AgentError("invalid", "not a plain name: %r" % name)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         while data:
             written = os.pwrite(fd, data, offset)
@@ -134,4 +196,4 @@ def _write(path: str, data: memoryview, offset: int) -> int:
         os.close(fd)
 
 
-CALLS = {"receive": receive, "nothing": nothing}
+CALLS = {"begin": begin, "drop": drop, "receive": receive, "nothing": nothing}

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from typing import Any, Dict
 
 from opsctl.agent import filestate as fs
-from opsctl.agent import safepath
+from opsctl.agent import prospects, safepath
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.regular import opened, whole
 from opsctl.agent.safepath import Place
 
+MOST_ENTRIES = 100000  # of a tree
 
-def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow: bool = False) -> Reply:
+
+def stat(
+    call: Context,
+    path: str,
+    digest: bool = True,
+    content: int = 0,
+    follow: bool = False,
+    owner: prospects.Owner = None,
+    group: prospects.Owner = None,
+) -> Reply:
     """The state of a path, and the bytes of a regular file of at most `content` bytes as the body.
 
-    With `follow` a symbolic link is resolved; the state then has the `real` path.
+    With `follow` a symbolic link is resolved; the state then has the `real` path. It also has what would keep a change
+    from being made, see prospects; `owner` and `group`: whom it may be given to.
     """
     path = fs.absolute(path)
     with told("look at", path):
@@ -31,6 +43,7 @@ def stat(call: Context, path: str, digest: bool = True, content: int = 0, follow
                 found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
             elif at and found["kind"] == "file" and digest:
                 found["sha256"] = fs.sha256(at.name, call, at.folder)
+            found.update(prospects.of(real, at, found, owner, group))
     if follow:
         found["real"] = real
     return Reply(found, body)
@@ -46,24 +59,36 @@ def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Rep
         return Reply({"size": size, "offset": start}, whole(stream, limit))
 
 
-def tree(call: Context, path: str, digest: bool = True, limit: int = 100000) -> Dict[str, Any]:
-    """States of everything below a folder, by relative path. Links are listed, not followed."""
+def tree(
+    call: Context, path: str, digest: bool = True, owner: prospects.Owner = None, group: prospects.Owner = None
+) -> Dict[str, Any]:
+    """States of a folder and of everything below it, by relative path. Links are listed, not followed.
+
+    Each has what would keep a change from being made, see prospects.
+    """
     path = fs.absolute(path)
     entries: Dict[str, Any] = {}
 
     def visit(folder: int, above: str) -> None:
+        closed = prospects.closed(folder, os.path.join(path, above))
         for name in sorted(os.listdir(folder)):
-            if call.cancelled() or len(entries) >= limit:
-                raise AgentError("invalid", "more than %d entries below %s" % (limit, path), path=path)
+            if call.cancelled() or len(entries) >= MOST_ENTRIES:
+                raise AgentError("invalid", "more than %d entries below %s" % (MOST_ENTRIES, path), path=path)
             at = Place(folder, name, os.path.join(path, above, name))
             with told("look at", at.path):
-                found = entries[os.path.join(above, name)] = fs.of(at, digest, call)
+                try:
+                    found = fs.of(at, digest, call)
+                except PermissionError:  # perhaps nobody wants to change it
+                    found = fs.of(at, False)
+                entries[os.path.join(above, name)] = found
+                found.update(prospects.barred(at, found, closed, owner, group))
                 if found["kind"] == "dir":
-                    with at.entered() as below:
+                    with contextlib.suppress(PermissionError), at.entered() as below:
                         visit(below, os.path.join(above, name))
 
     with told("list", path), safepath.there(path) as at:
         top = fs.of(at, False) if at else dict(fs.ABSENT)
+        top.update(prospects.of(path, at, top, owner, group))
         if at and top["kind"] == "dir":
             with at.entered() as folder:
                 visit(folder, "")

@@ -60,13 +60,21 @@ def adopt(
     expect: Optional[fs.State] = None,
     keep: Optional[str] = None,
 ) -> Dict[str, Any]:
-    """Make `path` the file that was transferred to `partial`, in the same folder, if its digest is right."""
+    """Make `path` the file that arrived as `partial` (see arrival), if its digest is right."""
     partial, path = fs.absolute(partial), fs.absolute(path)
-    with told("put in place", path), safepath.place(path) as at:
-        arrived = at.beside(os.path.basename(partial))
+    with told("put in place", path), safepath.place(partial) as arrived, safepath.place(path) as at:
+        safepath.demand_ours(arrived.folder, os.path.dirname(partial))
         if fs.sha256(arrived.name, call, arrived.folder) != sha256:
+            arrived.unlink()
             raise AgentError("conflict", "%s is not what was sent: its digest differs" % partial, path=partial)
-        return filewrite.replace(call, at, arrived, mode, owner, group, expect, keep)
+        if os.fstat(arrived.folder).st_dev == os.fstat(at.folder).st_dev:
+            return filewrite.replace(call, at, arrived, mode, owner, group, expect, keep)
+        temporary = filewrite.temporary_for(call, at, keep)  # something is mounted in between
+        try:
+            trash.copy(arrived, temporary)
+            return filewrite.replace(call, at, temporary, mode, owner, group, expect, keep)
+        finally:
+            filewrite.gone(temporary)
 
 
 def attributes(

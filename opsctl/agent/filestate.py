@@ -43,7 +43,7 @@ def state(path: str, digest: bool = True, call: Optional[Context] = None, dir_fd
         info = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return dict(ABSENT)
-    found: State = {"uid": info.st_uid, "gid": info.st_gid, "owner": _user(info.st_uid), "group": _group(info.st_gid)}
+    found: State = {"uid": info.st_uid, "gid": info.st_gid, "owner": user(info.st_uid), "group": _group(info.st_gid)}
     if st.S_ISLNK(info.st_mode):
         return dict(found, kind="link", target=os.readlink(path, dir_fd=dir_fd))
     found["mode"] = st.S_IMODE(info.st_mode)
@@ -184,7 +184,8 @@ def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> None:
                 raise
 
 
-def _user(uid: int) -> str:
+def user(uid: int) -> str:
+    """The name of a user, or the number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

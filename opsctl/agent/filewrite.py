@@ -40,7 +40,12 @@ def replace(
         return _in_place(call, at, call.body, before, after, keep)
     fd = temporary.open(os.O_RDWR | os.O_NONBLOCK)
     try:
-        _dress_new(fd, at, before, after)
+        try:
+            _dress_new(fd, at, before, after)
+        except PermissionError:  # it is another user's: what is there may still be overwritten
+            if before["kind"] != "file":
+                raise
+            return _in_place(call, at, _content(fd), before, after, keep)
         after = dict(fs.of(temporary), **{key: value for key, value in after.items() if key in ("uid", "mode")})
         save(call, keep, {"before": before, "after": after})
         os.fsync(fd)
@@ -49,14 +54,18 @@ def replace(
         except OSError as error:
             if error.errno not in trash.IN_PLACE or before["kind"] != "file":
                 raise
-            with os.fdopen(os.dup(fd), "rb") as stream:
-                stream.seek(0)
-                return _in_place(call, at, stream.read(), before, after, keep)
+            return _in_place(call, at, _content(fd), before, after, keep)
         if not os.path.samestat(os.fstat(fd), at.stat()):
             raise AgentError("conflict", "%s was changed by someone else meanwhile" % at.path, path=at.path)
     finally:
         os.close(fd)
     return dict(after, warning=_apart(at, names)) if names > 1 else after
+
+
+def _content(fd: int) -> bytes:
+    with os.fdopen(os.dup(fd), "rb") as stream:
+        stream.seek(0)
+        return stream.read()
 
 
 def _dress_new(fd: int, at: Place, before: fs.State, after: fs.State) -> None:

@@ -167,6 +167,15 @@ def changeable_by_others(info: os.stat_result) -> bool:
     return bool(info.st_mode & st.S_IWOTH or (info.st_mode & st.S_IWGRP and not _private(info.st_uid, info.st_gid)))
 
 
+def demand_ours(folder: int, path: str) -> None:
+    """Raise AgentError where somebody who is neither root nor we may rename things in a folder."""
+    info = os.fstat(folder)
+    if changeable_by_others(info):
+        message = "others than root and %s can change %s: it belongs to %s, mode %04o"
+        values = (_user(os.geteuid()), path, _user(info.st_uid), st.S_IMODE(info.st_mode))
+        raise AgentError("permission", message % values, path=path)
+
+
 def _private(uid: int, gid: int) -> bool:
     """Whether a group is root's, or the one of its own that many systems give each user."""
     if gid == 0:

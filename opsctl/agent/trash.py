@@ -11,7 +11,7 @@ from opsctl.agent import filestate as fs
 from opsctl.agent import safepath
 from opsctl.agent.keep import place, save
 from opsctl.agent.protocol import AgentError, Context
-from opsctl.agent.regular import opened
+from opsctl.agent.regular import opened, whole
 from opsctl.agent.safepath import Place
 
 IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
@@ -32,8 +32,7 @@ def image(at: Place, blob: str, shared: bool) -> None:
                 return
             except OSError:  # another file system, or not our file: copy it
                 pass
-        _room(at, kept)
-        _copy(at, kept)
+        copy(at, kept)
         kept.sync()
 
 
@@ -43,23 +42,26 @@ def put(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
         if fs.sha256(kept.name, dir_fd=kept.folder) != before["sha256"]:
             raise AgentError("failed", "what was kept of %s is damaged; it is left as it is" % at.path, path=blob)
         try:
-            try:
-                kept.link(temporary)
-            except OSError:
-                _copy(kept, temporary)
-            with temporary.held() as handle:
-                fs.dress(handle, before["mode"], before["uid"], before["gid"])
-            try:
-                temporary.rename(at)
-            except OSError as error:
-                if error.errno not in IN_PLACE:
-                    raise
-                with opened(kept.name, dir_fd=kept.folder) as source:
-                    overwrite(at, source.readall(), before)  # type: ignore[attr-defined]
+            _put(kept, at, before, temporary)
+        except OSError as error:  # its folder or owner, too, may keep the name from being replaced
+            if error.errno not in (*IN_PLACE, errno.EROFS) and not isinstance(error, PermissionError):
+                raise
+            with opened(kept.name, dir_fd=kept.folder) as source:
+                overwrite(at, whole(source, before["size"]), before)
         finally:
             if temporary.exists():
                 temporary.unlink()
-        at.sync()
+
+
+def _put(kept: Place, at: Place, before: fs.State, temporary: Place) -> None:
+    try:
+        kept.link(temporary)
+    except OSError:
+        copy(kept, temporary)
+    with temporary.held() as handle:
+        fs.dress(handle, before["mode"], before["uid"], before["gid"])
+    temporary.rename(at)
+    kept.unlink()  # with another name it would look like a hard link of somebody
 
 
 def overwrite(at: Place, content: bytes, dressed: fs.State) -> None:
@@ -174,7 +176,7 @@ def _room(at: Place, blob: Place) -> None:
     needed, free = _size(at), info.f_bavail * info.f_frsize
     if needed > free:
         folder = os.path.dirname(blob.path)
-        text = "keeping %s needs %d bytes, and %s has %d" % (at.path, needed, folder, free)
+        text = "a copy of %s needs %d bytes, and %s has %d" % (at.path, needed, folder, free)
         raise AgentError("no-space", text, path=folder)
 
 
@@ -192,7 +194,7 @@ def _copy_tree(source: Place, target: Place) -> None:
         os.symlink(os.readlink(source.name, dir_fd=source.folder), target.name, dir_fd=target.folder)
         os.chown(target.name, info.st_uid, info.st_gid, dir_fd=target.folder, follow_symlinks=False)
     elif st.S_ISREG(info.st_mode):
-        _copy(source, target)
+        copy(source, target)
     elif st.S_ISDIR(info.st_mode):
         os.mkdir(target.name, 0o700, dir_fd=target.folder)
         with source.entered() as taken, target.entered() as given:
@@ -208,7 +210,9 @@ def _copy_tree(source: Place, target: Place) -> None:
         raise AgentError("invalid", "%s is a device" % source.path, path=source.path)
 
 
-def _copy(source: Place, target: Place) -> None:
+def copy(source: Place, target: Place) -> None:
+    """Make a new file with the content, owner, attributes, mode and times of another one, or nothing."""
+    _room(source, target)
     descriptor = target.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with opened(source.name, os.O_NOFOLLOW, source.folder) as reader, os.fdopen(descriptor, "wb") as writer:
@@ -225,7 +229,11 @@ def _like(source: Any, target: Any) -> None:
     """Owner, attributes, mode and times of an open file or folder as another one has them."""
     info = os.stat(source)
     if (info.st_uid, info.st_gid) != (os.geteuid(), os.getegid()):
-        os.chown(target, info.st_uid, info.st_gid)
+        try:
+            os.chown(target, info.st_uid, info.st_gid)
+        except PermissionError:
+            if not os.geteuid():
+                raise
     fs.copy_xattrs(source, target)
     os.chmod(target, st.S_IMODE(info.st_mode))
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))

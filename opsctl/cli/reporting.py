@@ -14,7 +14,6 @@ import typer
 from opsctl.cli.playing import JunitOption, Output, OutputOption, SummaryOption, write_file
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.secret import mask, revealed
-from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
@@ -112,7 +111,7 @@ def _from_here(found: Finding) -> Finding:
 def _printed(show: Callable[[], None]) -> str:
     with redirect_stdout(io.StringIO()) as printed:
         show()
-    return "\n".join(map(printable, printed.getvalue().split("\n")))
+    return printed.getvalue()
 
 
 def _github_group(title: str, text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl import modules
@@ -193,7 +193,7 @@ class Doing:
     ) -> Result:
         for last in (False, True):
             replies = self._observe(item, seen, timeout)
-            change = module.plan(item.args, replies, item.site)
+            change = module.plan(item.args, replies, replace(item.site, made=self.session.made))
             if change is None:
                 return Result("ok", "", module.result(item.args, replies, None, item.site))
             if self.session.info.check:
@@ -211,10 +211,10 @@ class Doing:
             return Result(_status(change, values), change.summary, values, change.diffs)
         raise AssertionError("the second conflict is raised")
 
-    @staticmethod
-    def _would(module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
+    def _would(self, module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
         if change.unknown is not None:
             return Result("unknown", change.unknown, diffs=change.diffs)
+        self.session.made |= change.makes
         values = {**change.values, **module.result(item.args, replies, None, item.site)}
         return Result("changed", change.summary, values, change.diffs, predicted=True)
 
@@ -245,8 +245,6 @@ class Doing:
             reply = self._follow(timeout)
         if reply.result.get("state") == "reverted":
             raise Reverted.of(reply, self.session.name)
-        if change.after:
-            self.session.after.append((self.task.become, self.label, change.after))
         return journal.replies(reply)
 
     def _tell_unless_stopped(self, text: str, fraction: float | None) -> None:

@@ -16,9 +16,10 @@ from typing import Any, cast
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, UndefinedError, nodes
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.nativetypes import NativeTemplate
+from jinja2.meta import find_undeclared_variables
+from jinja2.nativetypes import NativeCodeGenerator, NativeTemplate
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from opsctl.engine.bounded import BoundedEnvironment, ValueGenerator, bounded, rendering
 from opsctl.engine.filters import FILTERS, TESTS
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import Place, UsageError
@@ -26,12 +27,8 @@ from opsctl.secret import MASK, Secret
 from opsctl.text import nearest, one_line
 from opsctl.yaml_source import Source
 
-# What filters and operators raise on values that do not fit them, or that are nested too deeply.
-_AT_RUN_TIME = (
-    TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError,
-)  # fmt: skip
-# What reading a template raises that is nested too deeply, or has a number of thousands of digits in it.
-_TOO_DEEP = (RecursionError, MemoryError, SyntaxError, ValueError)
+# What filters and operators raise on values that do not fit them.
+_AT_RUN_TIME = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +103,8 @@ def render_text(text: str, variables: Mapping[str, Any], name: str) -> str:
         template = _text_environment().from_string(text)
     except TemplateSyntaxError as error:
         raise UsageError(f"template error: {error.message}", where=Place(name, error.lineno)) from None
-    except _TOO_DEEP:
-        raise UsageError("the template is nested too deeply", where=Place(name)) from None
     try:
-        with rendering():
-            return _text_environment().concat(_parts(template, variables))
+        return "".join(_parts(template, variables))
     except (Undecided, UsageError):
         raise
     except UndefinedError as error:
@@ -165,10 +159,7 @@ def names_in_condition(condition: bool | str | Iterable[bool | str]) -> set[str]
 
 def parse(text: str) -> nodes.Template:
     """The syntax tree of a template. Raises TemplateError."""
-    try:
-        return _environment().parse(text)
-    except _TOO_DEEP:
-        raise TemplateError("the template is nested too deeply") from None
+    return _environment().parse(text)
 
 
 def as_template(expression: str) -> str:
@@ -179,16 +170,15 @@ def as_template(expression: str) -> str:
 @cache
 def _names(text: str) -> frozenset[str]:
     try:
-        return _environment().names_used(text)
-    except (TemplateError, *_TOO_DEEP):
+        return frozenset(find_undeclared_variables(_environment().parse(text)))
+    except TemplateError:
         return frozenset()
 
 
 def _value_of(text: str, variables: Mapping[str, Any], at: At) -> Any:
     template = _compiled(text, at)
     try:
-        with rendering():
-            value = _joined(_parts(template, variables))
+        value = _joined(_parts(template, variables))
     except Undecided:
         raise
     except UsageError as error:
@@ -231,7 +221,6 @@ def _joined(parts: Iterable[Any]) -> Any:
     for value in values:
         if isinstance(value, Undefined):
             value._fail_with_undefined_error()
-    bounded(values)
     if len(values) == 1:
         if isinstance(values[0], Unknown):
             str(values[0])  # raises Undecided
@@ -250,17 +239,22 @@ class _NullInText(TemplateError):
         super().__init__("a null is no text: say what is to stand there, as in {{ name or '' }}")
 
 
-class _Environment(BoundedEnvironment):
-    code_generator_class = ValueGenerator
+class _Generator(NativeCodeGenerator):
+    """Keeps the type of a constant expression: `{{ 5 }}` is the number."""
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        values = list(group)
+        return repr(values[0]) if len(values) == 1 else repr("".join(str(v) for v in values))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    code_generator_class = _Generator
     template_class = NativeTemplate
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.concat = _joined
+    concat = staticmethod(_joined)
 
 
-def _prepare(environment: BoundedEnvironment) -> BoundedEnvironment:
-    environment.bound(FILTERS)
+def _prepare(environment: ImmutableSandboxedEnvironment) -> ImmutableSandboxedEnvironment:
+    environment.filters |= FILTERS
     environment.tests |= TESTS
     for unwanted in ("lipsum", "cycler", "joiner"):
         del environment.globals[unwanted]
@@ -268,19 +262,19 @@ def _prepare(environment: BoundedEnvironment) -> BoundedEnvironment:
 
 
 @cache
-def _environment() -> BoundedEnvironment:
+def _environment() -> ImmutableSandboxedEnvironment:
     return _prepare(_Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False))
 
 
 @cache
-def _text_environment() -> BoundedEnvironment:
+def _text_environment() -> ImmutableSandboxedEnvironment:
     def in_clear(value: Any) -> Any:
         if value is None:
             raise _NullInText
         return value.reveal() if isinstance(value, Secret) else value
 
     return _prepare(
-        BoundedEnvironment(
+        ImmutableSandboxedEnvironment(
             undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True,
             autoescape=False, finalize=in_clear,
         )
@@ -298,7 +292,7 @@ def _compiled(text: str, at: At) -> Any:
     except TemplateSyntaxError as error:
         line = f" (line {error.lineno} of the text)" if "\n" in text.strip() else ""
         raise UsageError(f"template error: {error.message}{line} in {one_line(text, 80)}", where=at.place) from None
-    except _TOO_DEEP:
+    except (RecursionError, MemoryError):
         raise UsageError("the template is nested too deeply", where=at.place) from None
 
 

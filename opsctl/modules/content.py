@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from pydantic import Field
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.modules.contract import Change, FileDiff
-from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, refuse, restore, worded
+from opsctl.modules.contract import Change, FileDiff, Site
+from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, permit, refuse, restore, worded
 from opsctl.secret import mask
 from opsctl.text import size
 
@@ -19,13 +20,18 @@ class Placed(Dress):
     follow: bool = Field(False, description="Write the file a symbolic link points to, instead of refusing.")
 
 
-def look(path: str, follow: bool, limit: int = DIFF_LIMIT) -> Call:
-    """Ask for the state of a file, and its content if that is short."""
-    return Call("filelook.stat", {"path": path, "content": limit, "follow": follow})
+def look(path: str, follow: bool, limit: int = DIFF_LIMIT, whom: Mapping[str, str] | None = None) -> Call:
+    """Ask for the state of a file, its content if that is short, and whether it may be given to an owner and group."""
+    return Call("filelook.stat", {"path": path, "content": limit, "follow": follow, **(whom or {})})
 
 
-def place(path: str, content: bytes, seen: Reply, dress: Dress, secret: bool = False) -> Change | None:
-    """The change that makes `path` hold `content`, None if it does. Raises Conflict if it is no file."""
+def place(
+    path: str, content: bytes, seen: Reply, dress: Dress, site: Site | None, secret: bool = False
+) -> Change | None:
+    """The change that makes `path` hold `content`, None if it does.
+
+    With a `site`, raises RemoteError for a change that is known to fail. Raises Conflict if it is no file.
+    """
     now: Seen = seen.result
     if now["kind"] not in ("absent", "file"):
         raise refuse(path, now, "file")
@@ -34,8 +40,12 @@ def place(path: str, content: bytes, seen: Reply, dress: Dress, secret: bool = F
     if now["kind"] == "file" and now["sha256"] == hashlib.sha256(content).hexdigest():
         if not wrong:
             return None
+        if site is not None:
+            permit(real, now, "attributes", site)
         call = Call("files.attributes", {"path": real, **wrong, "expect": expected(now), "keep": KEEP})
         return Change(f"set {worded(wrong)} on {path}", (call,), restore(real))
+    if site is not None:
+        permit(real, now, "write", site, len(content))
     call = Call("files.write", {"path": real, **dress.given(), "expect": expected(now), "keep": KEEP}, content)
     verb = "create" if now["kind"] == "absent" else "change"
     summary = f"{verb} {path} ({size(len(content))})" + (f", {worded(wrong)}" if wrong else "")

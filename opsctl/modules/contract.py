@@ -16,7 +16,7 @@ Modules that measure or decide instead of changing (`probe`, `assert`) are `Acti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -65,23 +65,23 @@ class Change:
         undo: agent calls that take it back, in the order in which they are to run; every one does nothing where
             there is nothing to take back, so that a half-applied change can be undone. None: cannot be undone.
         settle: agent calls to run once, after everything of a run has been undone (start what was running before).
-        after: agent calls to make, as a step of their own, once the run has ended well and its gates hold.
         transfer: moves bytes to the host before `calls` run. Leaves nothing visible; continues where it was cut. Gives
             what `register` gets in the place of `values` of the same names, which foretell it.
         diffs: what `--diff` shows.
         unknown: why check mode cannot tell whether this changes anything; None where it can.
         values: what `register` gets besides the module's result, in check mode too.
+        makes: folders that are there afterwards, so that check mode does not miss them in later tasks.
     """
 
     summary: str
     calls: tuple[Call, ...]
     undo: tuple[Call, ...] | None = ()
     settle: tuple[Call, ...] = ()
-    after: tuple[Call, ...] = ()
     transfer: Callable[[Host, Progress], Mapping[str, Any]] | None = None
     diffs: tuple[FileDiff, ...] = ()
     unknown: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    makes: frozenset[str] = frozenset()
 
 
 Progress = Callable[[str, float | None], None]
@@ -130,6 +130,7 @@ class Site:
         evaluate: value of an expression over `variables`, as in `when`. Raises UsageError.
         check: whether this is check mode.
         cancelled: whether the run is to stop; for what takes long on the controller.
+        made: folders that earlier tasks would have made, in check mode.
     """
 
     host: str
@@ -139,6 +140,7 @@ class Site:
     evaluate: Callable[[str], Any]
     check: bool = False
     cancelled: Callable[[], bool] = lambda: False
+    made: Set[str] = frozenset()
 
 
 class Module(ABC, Generic[A]):

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -15,10 +15,12 @@ from pydantic import Field, model_validator
 
 from opsctl.agent.filestate import hidden
 from opsctl.agent.protocol import Call, Reply
+from opsctl.errors import OpsctlError, Unreachable, UsageError
+from opsctl.localfiles import demand_file, opened, read
 from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, FileDiff, Host, Module, Progress, Site
 from opsctl.modules.fields import HostPath, Mode, Text, reveal
-from opsctl.modules.paths import DIFF_LIMIT, Seen, expected, refuse
+from opsctl.modules.paths import DIFF_LIMIT, Seen, expected, permit, refuse
 from opsctl.secret import Secret
 from opsctl.text import size
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 IN_FRAME = 4 << 20  # bytes of a file that travel with its call; longer ones are sent in parallel, and resumed
 ALL_IN_FRAME = 32 << 20  # bytes of all files of one change that do
+MOST_TOLD = 10  # things in a folder that cannot be copied
 
 
 class CopyArgs(Placed):
@@ -34,6 +37,9 @@ class CopyArgs(Placed):
     content: Text | None = Field(None, description="The content itself, instead of `src`.")
     dest: HostPath = Field(description="The path on the host. Ending in / : into that folder, under its own name.")
     folder_mode: Mode | None = Field(None, description="Mode of folders that are made when a folder is copied.")
+    local_follow: bool = Field(
+        True, description="Copy what symbolic links in a local folder point to; `false`: copy them as links."
+    )
     secret: bool = Field(False, description="Never show its content; implied for a secret `content`.")
 
     @model_validator(mode="after")
@@ -47,8 +53,9 @@ class Copy(Module[CopyArgs]):
     """Write a file, or everything in a folder, from the controller to the host.
 
     Compared by digest; a file is replaced in one step and keeps its owner and, without `mode`, its permissions (new
-    files: those of the local file). Copying a folder adds and changes files and removes none. Long files are sent over
-    several channels, and continue where a lost connection left them.
+    files: those of the local file). Copying a folder adds and changes files and removes none; what cannot be copied,
+    such as a link to nothing or a socket, is told before anything is sent. Long files are sent over several channels.
+    They go on where a lost connection left them; what has arrived of them is removed when sending fails or is stopped.
     """
 
     name = "copy"
@@ -60,9 +67,9 @@ class Copy(Module[CopyArgs]):
 
     def observe(self, args: CopyArgs, site: Site) -> Sequence[Call]:
         source = _source(args, site)
-        if source is not None and source.is_dir():
-            return (Call("filelook.tree", {"path": _dest(args, source)}),)
-        return (look(_dest(args, source), args.follow),)
+        if isinstance(source, Tree):
+            return (Call("filelook.tree", {"path": _dest(args, source.top), **args.whom()}),)
+        return (look(_dest(args, source), args.follow, whom=args.whom()),)
 
     def plan(self, args: CopyArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         source = _source(args, site)
@@ -70,70 +77,134 @@ class Copy(Module[CopyArgs]):
             assert args.content is not None
             text = reveal(args.content)
             secret = args.secret or isinstance(args.content, Secret) or holds_secret(text)
-            return place(args.dest, text.encode(), seen[0], args, secret)
-        if source.is_dir():
-            return _plan_tree(args, source, seen[0].result)
-        if args.mode is None and seen[0].result["kind"] == "absent":
+            return place(args.dest, text.encode(), seen[0], args, site, secret)
+        if isinstance(source, Tree):
+            return _plan_tree(args, source, seen[0].result, site)
+        now: Seen = seen[0].result
+        if args.mode is None and now["kind"] == "absent":
             args = args.model_copy(update={"mode": stat.S_IMODE(source.stat().st_mode)})
         if source.stat().st_size <= IN_FRAME:
-            return place(_dest(args, source), source.read_bytes(), seen[0], args, args.secret)
-        batch = _Batch(args)
-        target = seen[0].result.get("real", _dest(args, source))
-        batch.file(source, target, seen[0].result)
-        return batch.change(f"{'create' if seen[0].result['kind'] == 'absent' else 'change'} {target}")
+            return place(_dest(args, source), read(source), seen[0], args, site, args.secret)
+        target = now.get("real", _dest(args, source))
+        batch = _Batch(args, site, target, os.path.dirname(target))
+        batch.file(source, target, now)
+        if batch.written:
+            permit(target, now, "write", site, batch.total)
+        return batch.change(f"{'create' if now['kind'] == 'absent' else 'change'} {target}")
 
 
-def _source(args: CopyArgs, site: Site) -> Path | None:
-    return None if args.src is None else site.find("files", args.src)
+def _source(args: CopyArgs, site: Site) -> Path | Tree | None:
+    """What is to be copied. Raises UsageError for what cannot be."""
+    if args.src is None:
+        return None
+    path = site.find("files", args.src)
+    if path.is_dir():
+        return Tree.of(path, args.local_follow)
+    demand_file(path)
+    return path
 
 
 def _dest(args: CopyArgs, source: Path | None) -> str:
     return os.path.join(args.dest, source.name) if source is not None and args.dest.endswith("/") else args.dest
 
 
-def _plan_tree(args: CopyArgs, source: Path, seen: dict[str, Any]) -> Change | None:
-    top = _dest(args, source)
-    batch = _Batch(args)
-    for relative, path in _walk(source):
-        target = os.path.join(top, relative) if relative else top
-        now: Seen = seen["top"] if not relative else seen["entries"].get(relative, {"kind": "absent"})
-        if path.is_dir():
+def _plan_tree(args: CopyArgs, source: Tree, seen: dict[str, Any], site: Site) -> Change | None:
+    top = _dest(args, source.top)
+    first: Seen = seen["top"]
+    batch = _Batch(args, site, top, top if first["kind"] == "dir" else first.get("ground", os.path.dirname(top)))
+    batch.folder(top, first)
+    for relative, path in source.entries:
+        target = os.path.join(top, relative)
+        now: Seen | None = seen["entries"].get(relative)
+        above: Seen = seen["entries"].get(os.path.dirname(relative), first) if os.path.dirname(relative) else first
+        if now is None:  # what bars making it is told with the folder it is to be in, if that is there already
+            inside = above.get("barred", {}).get("inside") if above["kind"] == "dir" else None
+            now = {"kind": "absent", "barred": dict.fromkeys(("write", "mkdir", "link"), inside) if inside else {}}
+        if path.is_symlink() and not args.local_follow:
+            batch.link(path, target, now)
+        elif path.is_dir():
             batch.folder(target, now)
         else:
             batch.file(path, target, now)
     if batch.written:
+        permit(top, {"free": first.get("free", batch.total), "ground": batch.room}, "write", site, batch.total)
         return batch.change(f"copy {batch.written} file{'s' * (batch.written != 1)} into {top}")
     return batch.change(f"set permissions in {top}")
 
 
-def _walk(source: Path) -> Iterator[tuple[str, Path]]:
-    """Folders before what is in them."""
-    yield "", source
-    for folder, folders, names in os.walk(source, followlinks=True):
-        folders.sort()
-        for name in sorted(folders + names):
-            path = Path(folder, name)
-            yield str(path.relative_to(source)), path
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A local folder that can be copied. `entries`: relative and full path, folders before what is in them."""
+
+    top: Path
+    entries: tuple[tuple[str, Path], ...]
+
+    @classmethod
+    def of(cls, top: Path, follow: bool) -> Self:
+        """Look at all of a folder. Raises UsageError that names everything in it that cannot be copied."""
+        entries: list[tuple[str, Path]] = []
+        wrong: list[str] = []
+
+        def visit(folder: Path, above: frozenset[tuple[int, int]]) -> None:
+            try:
+                info = folder.stat()
+                names = sorted(os.listdir(folder))
+            except OSError as error:
+                wrong.append(f"{folder}: {error.strerror}")
+                return
+            here = above | {(info.st_dev, info.st_ino)}
+            for path in (folder / name for name in names):
+                entries.append((str(path.relative_to(top)), path))
+                if path.is_symlink() and not follow:
+                    continue
+                try:
+                    info = path.stat()
+                    if stat.S_ISDIR(info.st_mode) and (info.st_dev, info.st_ino) in here:
+                        wrong.append(f"{path}: a link to a folder that it is in ({os.readlink(path)})")
+                    elif stat.S_ISDIR(info.st_mode):
+                        visit(path, here)
+                    else:
+                        demand_file(path)
+                except UsageError as error:
+                    wrong.append(error.message)
+                except OSError as error:
+                    what = f"a link to nothing ({os.readlink(path)})" if path.is_symlink() else error.strerror
+                    wrong.append(f"{path}: {what}")
+
+        visit(top, frozenset())
+        if wrong:
+            more = f", and {len(wrong) - MOST_TOLD} more" if len(wrong) > MOST_TOLD else ""
+            raise UsageError(
+                f"{top} cannot be copied: {'; '.join(wrong[:MOST_TOLD])}{more}",
+                hint="take it out of the folder, or copy links as links with `local_follow: false`",
+            )
+        return cls(top, tuple(entries))
 
 
 @dataclass
 class _Batch:
-    """Calls that place files and folders, each kept under its own number, so that undoing goes backwards."""
+    """Calls that place files and folders, each kept under its own number, so that undoing goes backwards.
+
+    `room`: the folder on the host beside or in which long files arrive.
+    """
 
     args: CopyArgs
+    site: Site
+    target: str
+    room: str
     calls: list[Call] = field(default_factory=list)
     undo: list[Call] = field(default_factory=list)
     diffs: list[FileDiff] = field(default_factory=list)
-    sending: list[tuple[Path, str]] = field(default_factory=list)
+    sending: dict[str, Path] = field(default_factory=dict)  # by the name under which it arrives
     written: int = 0
     total: int = 0
     in_frame: int = 0
 
     def folder(self, target: str, now: Seen) -> None:
         mode = {} if self.args.folder_mode is None else {"mode": self.args.folder_mode}
-        owner = {key: value for key, value in self.args.given().items() if key != "mode"}
         if now["kind"] == "absent":
-            self._add("files.mkdir", target, {**owner, **mode})
+            permit(target, now, "mkdir", self.site)
+            self._add("files.mkdir", target, {**self.args.whom(), **mode})
             return
         if now["kind"] != "dir":
             raise refuse(target, now, "folder")
@@ -141,18 +212,31 @@ class _Batch:
         if mode and now["mode"] != self.args.folder_mode:
             wrong.update(mode)
         if wrong:
+            permit(target, now, "attributes", self.site)
             self._add("files.attributes", target, {**wrong, "expect": expected(now)})
+
+    def link(self, path: Path, target: str, now: Seen) -> None:
+        leads = os.readlink(path)
+        if now["kind"] == "link" and now["target"] == leads:
+            return
+        if now["kind"] not in ("absent", "link"):
+            raise refuse(target, now, "link")
+        permit(target, now, "link", self.site)
+        self.written += 1
+        self._add("files.link", target, {"target": leads, "expect": expected(now)})
 
     def file(self, path: Path, target: str, now: Seen) -> None:
         if now["kind"] not in ("absent", "file"):
             raise refuse(target, now, "file")
         info = path.stat()
         digest = _digest(path, info.st_size, info.st_mtime_ns)
-        if now["kind"] == "file" and now["sha256"] == digest:
+        if now["kind"] == "file" and now.get("sha256") == digest:
             wrong = self.args.wrong(now)
             if wrong:
+                permit(target, now, "attributes", self.site)
                 self._add("files.attributes", target, {**wrong, "expect": expected(now)})
             return
+        permit(target, now, "write", self.site)
         wanted = self.args.given()
         if now["kind"] == "absent":
             wanted.setdefault("mode", stat.S_IMODE(info.st_mode))
@@ -160,11 +244,11 @@ class _Batch:
         self.total += info.st_size
         wanted["expect"] = expected(now)
         if info.st_size > IN_FRAME or self.in_frame + info.st_size > ALL_IN_FRAME:
-            partial = os.path.join(os.path.dirname(target), hidden(os.path.basename(target), digest))
-            self.sending.append((path, partial))
-            self._add("files.adopt", target, {"partial": partial, "sha256": digest, **wanted})
+            name = f"{len(self.sending)}-{digest[:12]}"
+            self.sending[name] = path
+            self._add("files.adopt", target, {"partial": name, "sha256": digest, **wanted})
             return
-        content = path.read_bytes()
+        content = read(path)
         self.in_frame += len(content)
         self._add("files.write", target, wanted, content)
         if now["kind"] == "absent" and len(content) <= DIFF_LIMIT:
@@ -173,9 +257,27 @@ class _Batch:
     def change(self, summary: str) -> Change | None:
         if not self.calls:
             return None
+        makes = frozenset(str(call.args["path"]) for call in self.calls if call.name == "files.mkdir")
         told = f"{summary} ({size(self.total)})" if self.written else summary
-        transfer = _transfer(tuple(self.sending)) if self.sending else None
-        return Change(told, tuple(self.calls), tuple(self.undo), transfer=transfer, diffs=tuple(self.diffs))
+        if not self.sending:
+            return Change(told, tuple(self.calls), tuple(self.undo), diffs=tuple(self.diffs), makes=makes)
+        # The same for the same content, so that a later run goes on with it.
+        folder = os.path.join(self.room, hidden(os.path.basename(self.target), repr(sorted(self.sending))))
+        calls = [
+            call._replace(args={**call.args, "partial": f"{folder}/{call.args['partial']}"})
+            if call.name == "files.adopt"
+            else call
+            for call in self.calls
+        ]
+        drop = Call("arrival.drop", {"folder": folder})
+        return Change(
+            told,
+            (*calls, drop),
+            (*self.undo, drop),
+            transfer=_transfer(folder, self.sending),
+            diffs=tuple(self.diffs),
+            makes=makes,
+        )
 
     def _add(self, name: str, target: str, how: dict[str, Any], body: bytes = b"") -> None:
         keep = str(len(self.calls))
@@ -183,23 +285,63 @@ class _Batch:
         self.undo.insert(0, Call("files.restore", {"path": target, "keep": keep}))
 
 
-def _transfer(sending: tuple[tuple[Path, str], ...]) -> Callable[[Host, Progress], dict[str, Any]]:
+def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progress], dict[str, Any]]:
     def transfer(host: Host, progress: Progress) -> dict[str, Any]:
-        from opsctl.remote.bulk import send  # only where something is sent
+        from opsctl.remote.parts import Part, Sending, is_far  # only where something is sent
 
-        for path, partial in sending:
+        remote = cast("RemoteHost", host)
+        before = {path: _look(path) for path in sending.values()}
+        sizes = {name: before[path][0] for name, path in sending.items()}
+        total = sum(sizes.values())
+        try:
+            arrived = host.call(Call("arrival.begin", {"folder": folder, "sizes": sizes})).result["arrived"]
+            parts = [
+                Part(str(sending[name]), name, start, end)
+                for name, length in sizes.items()
+                for start, end in _missing(length, [span[1:] for span in arrived if span[0] == name])
+            ]
+            there = total - sum(part.size for part in parts)
 
-            def told(done: int, total: int, path: Path = path) -> None:
-                progress(f"{path.name}: {size(done)} of {size(total)}", done / total if total else 1.0)
+            def told(sent: int) -> None:
+                progress(f"{size(there + sent)} of {size(total)}", (there + sent) / total)
 
-            send(cast("RemoteHost", host), path, partial, on_bytes=told)
+            if parts:
+                with Sending(remote, total - there, far=is_far(remote)) as stream:
+                    stream.send(folder, parts, told)
+            for path, looked in before.items():
+                if _look(path) != looked:
+                    raise UsageError(f"{path} was changed while it was being sent", hint="send it when it is complete")
+        except Unreachable as error:
+            error.hint = f"what has arrived is in {folder}: run it again to go on from there"
+            raise
+        except BaseException as error:
+            removed = host.call(Call("arrival.drop", {"folder": folder})).result["removed"]
+            if removed and isinstance(error, OpsctlError):
+                error.message += f"; what had arrived ({size(removed)}, in {folder}) was removed"
+            raise
         return {}
 
     return transfer
 
 
+def _missing(length: int, spans: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """What rising spans leave of a file."""
+    at = 0
+    for start, end in spans:
+        if start > at:
+            yield at, start
+        at = max(at, end)
+    if at < length:
+        yield at, length
+
+
+def _look(path: Path) -> tuple[int, int, int]:
+    info = path.stat()
+    return info.st_size, info.st_mtime_ns, info.st_ino
+
+
 @functools.lru_cache(maxsize=4096)
 def _digest(path: Path, length: int, changed: int) -> str:
     """SHA-256 of a local file. Its size and time of change are part of the key, so that it is read once."""
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, FileDiff, Module, Site
 from opsctl.modules.fields import HostPath
-from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, refuse, restore, worded
+from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, permit, refuse, restore, worded
 
 
 class FileArgs(Dress):
@@ -49,50 +49,57 @@ class File(Module[FileArgs]):
 
     def observe(self, args: FileArgs, site: Site) -> Sequence[Call]:
         content = DIFF_LIMIT if args.state == "absent" else 0
-        return (Call("filelook.stat", {"path": args.path, "digest": args.state == "absent", "content": content}),)
+        asked = {"path": args.path, "digest": args.state == "absent", "content": content, **args.whom()}
+        return (Call("filelook.stat", asked),)
 
     def plan(self, args: FileArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         now: Seen = seen[0].result
         match args.state:
             case "absent":
-                return _absent(args, seen[0])
+                return _absent(args, seen[0], site)
             case "link":
-                return _link(args, now)
+                return _link(args, now, site)
             case "directory" if now["kind"] == "absent":
+                permit(args.path, now, "mkdir", site)
                 call = Call("files.mkdir", {"path": args.path, **args.given(), "keep": KEEP})
-                return Change(_summary(f"make folder {args.path}", args.given()), (call,), restore(args.path))
+                summary = _summary(f"make folder {args.path}", args.given())
+                return Change(summary, (call,), restore(args.path), makes=frozenset((args.path,)))
             case "file" if now["kind"] == "absent":
+                permit(args.path, now, "write", site)
                 call = Call("files.write", {"path": args.path, **args.given(), "expect": expected(now), "keep": KEEP})
                 diff = FileDiff(args.path, None, b"")
                 summary = _summary(f"make empty file {args.path}", args.given())
                 return Change(summary, (call,), restore(args.path), diffs=(diff,))
         if now["kind"] != {"directory": "dir", "file": "file"}[args.state]:
             raise refuse(args.path, now, "folder" if args.state == "directory" else "file")
-        return _attributes(args, now)
+        return _attributes(args, now, site)
 
 
-def _attributes(args: FileArgs, now: Seen) -> Change | None:
+def _attributes(args: FileArgs, now: Seen, site: Site) -> Change | None:
     wrong = args.wrong(now)
     if not wrong:
         return None
+    permit(args.path, now, "attributes", site)
     call = Call("files.attributes", {"path": args.path, **wrong, "expect": expected(now), "keep": KEEP})
     return Change(f"set {worded(wrong)} on {args.path}", (call,), restore(args.path))
 
 
-def _link(args: FileArgs, now: Seen) -> Change | None:
+def _link(args: FileArgs, now: Seen, site: Site) -> Change | None:
     if now["kind"] == "link" and now["target"] == args.target:
         return None
     if now["kind"] not in ("absent", "link"):
         raise refuse(args.path, now, "link")
+    permit(args.path, now, "link", site)
     call = Call("files.link", {"path": args.path, "target": args.target, "expect": expected(now), "keep": KEEP})
     before = f", instead of {now['target']}" if now["kind"] == "link" else ""
     return Change(f"link {args.path} to {args.target}{before}", (call,), restore(args.path))
 
 
-def _absent(args: FileArgs, reply: Reply) -> Change | None:
+def _absent(args: FileArgs, reply: Reply, site: Site) -> Change | None:
     now: Seen = reply.result
     if now["kind"] == "absent":
         return None
+    permit(args.path, now, "remove", site)
     call = Call("files.remove", {"path": args.path, "expect": expected(now), "keep": KEEP})
     diffs = (FileDiff(args.path, reply.body, None),) if now.get("content") else ()
     what = {"dir": "folder", "other": "special file"}.get(now["kind"], now["kind"])

@@ -88,7 +88,7 @@ class Git(Module[GitArgs]):
             },
         )
         undo = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
-        return Change(_summary(args, now, wanted), (call,), (undo,))
+        return Change(_summary(args, now, wanted), (call,), (undo,), makes=frozenset((args.dest,)))
 
     def result(self, args: GitArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
         now = seen[0].result

@@ -62,7 +62,7 @@ class Line(Module[LineArgs]):
 """
 
     def observe(self, args: LineArgs, site: Site) -> Sequence[Call]:
-        return (look(args.path, args.follow, LIMIT),)
+        return (look(args.path, args.follow, LIMIT, args.whom()),)
 
     def plan(self, args: LineArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         now = seen[0].result
@@ -80,7 +80,7 @@ class Line(Module[LineArgs]):
         secret = isinstance(args.line, Secret) or holds_secret(text)
         if edited == text and now["kind"] == "file" and not args.wrong(now):
             return None
-        return place(args.path, edited.encode("utf-8", "surrogateescape"), seen[0], args, secret)
+        return place(args.path, edited.encode("utf-8", "surrogateescape"), seen[0], args, site, secret)
 
 
 def edit(text: str, args: LineArgs) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from posixpath import dirname
 from typing import Any
 
 from pydantic import Field
 
 from opsctl.agent.protocol import Call
-from opsctl.errors import Conflict
-from opsctl.modules.contract import ModuleArgs
+from opsctl.errors import Conflict, RemoteError
+from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import Mode, octal
+from opsctl.text import size
 
 KEEP = "0"  # what the one call of a change keeps, so that its undo finds it
 DIFF_LIMIT = 256 << 10  # bytes of a file that are fetched to show a difference
 _OBSERVED = ("kind", "mode", "uid", "gid", "sha256", "target")
+_HINTS = {
+    "not-found": "make the folder first: `file: {path: ..., state: directory}`",
+    "permission": "say `become: true` where root may do it",
+}
 
 Seen = Mapping[str, Any]
 
@@ -31,6 +37,10 @@ class Dress(ModuleArgs):
         wanted = {"mode": self.mode, "owner": self.owner, "group": self.group}
         return {key: value for key, value in wanted.items() if value is not None}
 
+    def whom(self) -> dict[str, str]:
+        """Owner and group if they were asked for, as arguments of an agent call."""
+        return {key: value for key, value in self.given().items() if key != "mode"}
+
     def wrong(self, seen: Seen) -> dict[str, Any]:
         """Those that were asked for and are otherwise."""
         have: dict[str, tuple[Any, ...]] = {
@@ -44,6 +54,24 @@ class Dress(ModuleArgs):
 def expected(seen: Seen) -> dict[str, Any]:
     """What a call that changes something must still find."""
     return {key: seen[key] for key in _OBSERVED if key in seen}
+
+
+def permit(path: str, seen: Seen, change: str, site: Site, needed: int = 0) -> None:
+    """Raise RemoteError, as the host would, if it is known that a change cannot be made.
+
+    Args:
+        change: name of the call of the agent's `files`, as in its `prospects`.
+        needed: bytes that are to be written.
+    """
+    for one in (change, "owner"):
+        if one in seen.get("barred", {}):
+            kind, message = seen["barred"][one]
+            if kind == "not-found" and any(f"{folder}/".startswith(f"{dirname(path)}/") for folder in site.made):
+                continue
+            raise RemoteError(f"{path}: {message}", kind=kind, hint=_HINTS.get(kind))
+    if needed > seen.get("free", needed):
+        message = f"{path} needs {size(needed)}, and there is room for {size(seen['free'])} in {seen['ground']}"
+        raise RemoteError(message, kind="no-space", hint="make room there first")
 
 
 def restore(path: str, keep: str = KEEP) -> tuple[Call, ...]:

@@ -37,7 +37,7 @@ class Steps:
     said: list[str] = field(default_factory=list)
 
     def file(self, keep: str, path: str, content: str, seen: Reply, mode: int, secret: bool = False) -> None:
-        change = place(path, content.encode(), seen, Dress.model_construct(mode=mode), secret)
+        change = place(path, content.encode(), seen, Dress.model_construct(mode=mode), None, secret)
         if change is None:
             return
         for call in change.calls:

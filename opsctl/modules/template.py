@@ -35,11 +35,11 @@ class Template(Module[TemplateArgs]):
 
     def observe(self, args: TemplateArgs, site: Site) -> Sequence[Call]:
         _rendered(args, site)  # a mistake in the template is told before any host is touched
-        return (look(args.dest, args.follow),)
+        return (look(args.dest, args.follow, whom=args.whom()),)
 
     def plan(self, args: TemplateArgs, seen: Sequence[Reply], site: Site) -> Change | None:
         rendered = _rendered(args, site)
-        return place(args.dest, rendered.encode(), seen[0], args, args.secret or holds_secret(rendered))
+        return place(args.dest, rendered.encode(), seen[0], args, site, args.secret or holds_secret(rendered))
 
 
 def _rendered(args: TemplateArgs, site: Site) -> str:

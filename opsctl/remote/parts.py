@@ -19,7 +19,6 @@ from opsctl.agent.protocol import Call
 from opsctl.errors import Unreachable
 from opsctl.remote import agent_client
 from opsctl.remote.agent_client import AgentClient, Pending
-from opsctl.remote.bulk import FAR
 from opsctl.remote.host import RemoteHost
 
 # Bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream. A cut loses what is on
@@ -32,6 +31,7 @@ STREAMS, STREAMS_FAR = 2, 8  # channels; sshd allows 10 sessions per connection 
 # Linux keeps for a sender by default holds a connection to 54 MB/s at 50 ms, little more than one session's window.
 APART, APART_FAR = 2, 4
 SESSIONS_FAR = 2  # of each
+FAR = 0.02  # seconds of round trip from which on more streams pay
 WATCH = 5.0  # seconds between two looks whether the host is still there
 GOODBYE = 5.0  # seconds without progress in writing after which a connection that is to end is broken off
 TICK = 1.0  # seconds after which the progress is told again though nothing has arrived: whoever is told may stop us
