@@ -97,7 +97,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "source show": ("opsctl source show LlamaForCausalLMEagle3.load_weights --tree ~/sglang",),
     "practice demo": ("opsctl practice demo",),
     "practice host": ("opsctl practice host ./practice",),
-    "inventory trust": ("opsctl inventory trust k25",),
+    "inventory trust": (
+        "opsctl inventory trust k25",
+        "opsctl inventory trust k25 --replace SHA256:uNiVztksCsDhcc0u9e8BgrJXVGDzzCCwfwZp1uXVBzo",
+    ),
 }
 
 

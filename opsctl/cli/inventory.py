@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
-from opsctl.errors import Exit, UsageError
+from opsctl.errors import Exit, HostKeyError, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opsctl.inventory import Inventory, InventoryHost
     from opsctl.remote.host import RemoteHost
+    from opsctl.remote.trust import Found
 
 app = typer.Typer(help="List, check and trust hosts.", no_args_is_help=True)
 
@@ -83,9 +86,13 @@ def check(
 def trust(
     pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Hosts whose keys to trust.")],
     inventory: InventoryOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about hosts that are not known.")] = False,
+    replace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FINGERPRINT", help="The new key of a host whose key has changed; may be given again."),
+    ] = None,
 ) -> int:
-    """Show the keys of hosts, ask, and add them to known_hosts.
+    """Show the keys of hosts, ask, and add them to known_hosts. A changed key needs --replace.
 
     Compare each fingerprint with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, on its console.
     """
@@ -96,18 +103,54 @@ def trust(
     found = [(host.name, fetch(host.connection())) for host in hosts]
     for name, shown in found:
         typer.echo(printable(f"{name}: {shown.key.type} {shown.key.fingerprint} ({shown.verdict.value})"))
-    new = [(name, shown) for name, shown in found if shown.verdict in (Verdict.UNKNOWN, Verdict.CHANGED)]
-    if not new:
+    _demand_replaceable(found, replace or [])
+    new = [(name, shown) for name, shown in found if shown.verdict is Verdict.UNKNOWN]
+    changed = [(name, shown) for name, shown in found if shown.verdict is Verdict.CHANGED]
+    if not new and not changed:
         typer.echo("nothing to add")
         return Exit.DONE
-    if not yes:
+    if new and not yes:
         if not sys.stdin.isatty():
             raise UsageError("there is nobody to ask whether to trust these keys", hint="look at them, then add --yes")
         typer.confirm(f"Trust {'this key' if len(new) == 1 else f'these {len(new)} keys'}?", abort=True)
     for name, shown in new:
-        shown.trust()
-        typer.echo(printable(f"{name}: added to {shown.file}"))
+        typer.echo(printable(f"{name}: added to {shown.trust()}"))
+    for name, shown in changed:
+        for file in shown.replace():
+            typer.echo(printable(f"{name}: its other keys are out of {file}; {file}.old is as it was"))
+        typer.echo(printable(f"{name}: {shown.key.fingerprint} is in {shown.files[0]}"))
+        for file in shown.contradicting():
+            typer.echo(printable(f"{name}: {file} still says otherwise, and counts too: change it as root"), err=True)
     return Exit.DONE
+
+
+def _demand_replaceable(found: Sequence[tuple[str, Found]], fingerprints: Sequence[str]) -> None:
+    """Raise, before anything is written, for a key that is revoked, differs from a pin, or changed and not named."""
+    from opsctl.remote.hostkeys import Verdict
+
+    for name, shown in found:
+        if shown.verdict is Verdict.REVOKED:
+            raise HostKeyError(
+                f"{shown.key.fingerprint} is marked @revoked in a known hosts file", where=name, hint="do not trust it"
+            )
+        if shown.verdict is not Verdict.CHANGED:
+            continue
+        if shown.pin:
+            raise HostKeyError(
+                f"it is pinned in the inventory to {shown.pin}, and shows {shown.key.fingerprint}; nothing was written",
+                where=name,
+                hint="if its own `ssh-keygen -lf` says the same, edit `host_key` of the host in the inventory",
+            )
+        if shown.key.fingerprint not in fingerprints:
+            raise HostKeyError(
+                f"its key HAS CHANGED to {shown.key.fingerprint}; nothing was written",
+                where=name,
+                hint="somebody may be in between. If its own `ssh-keygen -lf` says the same: --replace FINGERPRINT",
+            )
+    shows = {shown.key.fingerprint for _, shown in found}
+    for fingerprint in fingerprints:
+        if fingerprint not in shows:
+            raise UsageError(f"--replace {fingerprint}: no host shows this key; nothing was written")
 
 
 def _look(remote: RemoteHost, host: InventoryHost) -> dict[str, Any]:

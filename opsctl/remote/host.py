@@ -37,7 +37,7 @@ class RemoteHost:
 
     Attributes:
         spec: how it was reached.
-        warnings: what of the OpenSSH configuration is not honoured.
+        warnings: what of the OpenSSH configuration is not honoured, and keys that are not kept.
     """
 
     def __init__(self, spec: ConnectionSpec, link: Link | None, warnings: tuple[str, ...] = ()) -> None:
@@ -255,7 +255,8 @@ def connect(spec: ConnectionSpec, cancelled: Callable[[], bool] = _never) -> Rem
         host = RemoteHost(spec, None)
     else:
         route = ssh_config.route(spec)
-        host = RemoteHost(spec, open_link(route.hops, spec, cancelled), route.warnings)
+        link = open_link(route.hops, spec, cancelled)
+        host = RemoteHost(spec, link, (*route.warnings, *link.notes))
     try:
         host.prepare()
     except BaseException:

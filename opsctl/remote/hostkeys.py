@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import fcntl
 import fnmatch
 import hashlib
 import hmac
 import os
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from enum import Enum
 from pathlib import Path
+from typing import BinaryIO
+
+from opsctl.errors import Place, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +78,15 @@ def parse(text: str) -> Iterator[Line]:
 
 
 def lines(files: Iterable[str]) -> list[Line]:
-    """All lines of the files that exist."""
+    """All lines of the files that exist. Raises UsageError for one that cannot be read."""
     found: list[Line] = []
     for file in files:
         path = Path(file)
-        if path.is_file():
-            found += parse(path.read_text(encoding="utf-8", errors="replace"))
+        try:
+            if path.is_file():
+                found += parse(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError as error:
+            raise UsageError(f"known hosts file {file} cannot be read: {error.strerror}") from error
     return found
 
 
@@ -101,26 +110,102 @@ def preferred(name: str, known: Iterable[Line], pin: str | None) -> list[str]:
     return list(dict.fromkeys(line.key.type for line in known if not line.marker and line.covers(name)))
 
 
-def trust(file: str, name: str, key: HostKey, *, replace: bool = False) -> None:
-    """Add a key to a known hosts file; with `replace` the plain lines of that host alone go first.
+def remember(file: str | None, name: str, key: HostKey) -> None:
+    """Add a key to a known hosts file, unless it is there, and leave all else of the file as it is.
 
-    Written under a lock and put in place whole, so that parallel runs do not lose each other's lines.
+    It is written in place and under a lock: links, owner and mode stay, and parallel runs lose no line of each other.
+    Raises UsageError where the file keeps nothing (None, /dev/null, no plain file) or cannot be written.
     """
-    path = Path(file).expanduser()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(path.parent / f".{path.name}.opsctl-lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        old = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
-        kept = [raw for raw in old.splitlines() if not (replace and _speaks_of(raw, name))]
-        new = "\n".join([*kept, f"{name} {key}"]) + "\n"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-        temporary.write_text(new, encoding="utf-8", errors="surrogateescape")
-        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o600)
-        temporary.replace(path.resolve())
+    with _locked(file, name) as stream:
+        old = stream.read()
+        if not any(line.key == key and not line.marker and line.covers(name) for line in _parsed(old)):
+            gap = b"\n" if old and not old.endswith(b"\n") else b""
+            stream.write(gap + f"{name} {key}\n".encode())
 
 
-def _speaks_of(raw: str, name: str) -> bool:
-    return any(not line.marker and line.covers(name) for line in parse(raw))
+def replace(files: Sequence[str], name: str, key: HostKey) -> list[str]:
+    """Take the other keys of a host out of known hosts files and add this one to the first. Gives the changed files.
+
+    Other names of a line stay, as do lines of authorities and revoked keys. As in `ssh-keygen -R`, FILE.old keeps what
+    a file was. Raises UsageError, before any change, where one cannot be written or a line speaks of other hosts too.
+    """
+    with contextlib.ExitStack() as stack:
+        there: list[str | None] = [*files[:1], *(file for file in files[1:] if Path(file).is_file())]
+        changes = []
+        for file in there or [None]:
+            stream = stack.enter_context(_locked(file, name))
+            old = stream.read()
+            changes.append((str(file), stream, old, _without(old, str(file), name, key)))
+        changed = [(file, stream, old, new) for file, stream, old, new in changes if new != old]
+        for file, stream, old, new in changed:
+            with open(f"{file}.old", "wb", opener=_private) as backup:
+                backup.write(old)
+            stream.seek(0)
+            stream.truncate()
+            stream.write(new)
+    remember(files[0], name, key)
+    return [file for file, *_ in changed]
+
+
+@contextlib.contextmanager
+def _locked(file: str | None, name: str) -> Iterator[BinaryIO]:
+    """A known hosts file under a lock, at its beginning; what is written to it goes to its end. Raises UsageError."""
+    hint = (
+        f"name a file that can be written (`known_hosts` of the host, or UserKnownHostsFile), or pin {name}: `host_key`"
+    )
+    if file is None:
+        raise UsageError(f"the key of {name} is kept nowhere: UserKnownHostsFile is none", hint=hint)
+    path = Path(file)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            with open(path, "a+b", opener=_nonblocking) as stream:
+                if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                    raise UsageError(f"the key of {name} is not kept: {file} is no file", hint=hint)
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                if not os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
+                    continue  # ssh-keygen has put another one in its place meanwhile
+                stream.seek(0)
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+                return
+    except OSError as error:
+        raise UsageError(f"the key of {name} is not kept in {file}: {error.strerror or error}", hint=hint) from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+
+
+def _parsed(data: bytes) -> Iterator[Line]:
+    return parse(data.decode("utf-8", "replace"))
+
+
+def _without(old: bytes, file: str, name: str, key: HostKey) -> bytes:
+    """A known hosts file without what it says of a host, but for `key`."""
+    kept = []
+    for number, raw in enumerate(old.splitlines(keepends=True), 1):
+        line = next(_parsed(raw), None)
+        if line is None or line.marker or line.key == key or not line.covers(name):
+            kept.append(raw)
+            continue
+        others = [pattern for pattern in line.names.split(",") if pattern.lower() != name.lower()]
+        if line.names.startswith("|1|") or not others:
+            continue
+        names = ",".join(others)
+        if replaced(line, names=names).covers(name):
+            raise UsageError(
+                f"{line.names} speaks of other hosts than {name} too, and is left",
+                where=Place(file, number),
+                hint="take the line out, or exclude the host in it (!NAME)",
+            )
+        kept.append(raw.replace(line.names.encode(), names.encode(), 1))
+    return b"".join(kept)
 
 
 def _pinned(key: HostKey, pin: str) -> bool:
@@ -133,7 +218,7 @@ def _pinned(key: HostKey, pin: str) -> bool:
 def _hashed(entry: str, name: str) -> bool:
     try:
         _, _, salt, digest = entry.split("|")
-        found = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+        found = hmac.new(base64.b64decode(salt), name.lower().encode(), hashlib.sha1).digest()
         return hmac.compare_digest(found, base64.b64decode(digest))
     except (ValueError, binascii.Error):
         return False

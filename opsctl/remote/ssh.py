@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from opsctl.errors import HostKeyError, Unreachable
+from opsctl.errors import HostKeyError, Unreachable, UsageError
 from opsctl.remote import hostkeys, tcp
 from opsctl.remote.hostkeys import HostKey, Verdict
 from opsctl.remote.lean_paramiko import paramiko, words
@@ -48,6 +48,7 @@ class Link:
         self._identity: Identity | None = None
         self._scratch: Scratch | None = None
         self.host_key: HostKey | None = None
+        self.notes: tuple[str, ...] = ()  # what a user should know of how it was made
 
     @property
     def transport(self) -> Transport:
@@ -59,7 +60,8 @@ class Link:
             for hop in hops:
                 where = name if hop is hops[-1] else f"{name} (jump host {hop})"
                 sock = self.onward(hop, timeouts, name, dialling)
-                transport, self.host_key = handshake(sock, hop, timeouts, where)
+                transport, self.host_key, note = handshake(sock, hop, timeouts, where)
+                self.notes += (note,) if note else ()
                 self._transports.append(transport)
                 transport.wants_session = hop is hops[-1]
                 self._identity = authenticate(transport, hop, where)
@@ -184,17 +186,24 @@ class SshStream:
             self._channel.close()
 
 
-def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[Transport, HostKey]:
-    """Agree on keys and check the server's. Raises Unreachable, HostKeyError."""
+def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[Transport, HostKey, str | None]:
+    """Agree on keys and check the server's; says why a new key that is accepted is not kept. Unreachable, HostKeyError.
+
+    What is to be accepted the first time is so whether it can be kept or not, as with ssh.
+    """
     known = hostkeys.lines(hop.known_hosts)
     transport, key = introduce(sock, hostkeys.preferred(hop.key_name, known, hop.pin), timeouts, hop, where)
     verdict = hostkeys.judge(key, hop.key_name, known, hop.pin)
-    if verdict is Verdict.UNKNOWN and hop.accept_new and hop.known_hosts:
-        hostkeys.trust(hop.known_hosts[0], hop.key_name, key)
+    note = None
+    if verdict is Verdict.UNKNOWN and hop.accept_new:
+        try:
+            hostkeys.remember(next(iter(hop.own_known_hosts), None), hop.key_name, key)
+        except UsageError as error:
+            note = f"StrictHostKeyChecking accept-new: {key.fingerprint} is accepted, but {error.message}"
     elif verdict is not Verdict.KNOWN:
         transport.close()
         raise _host_key_error(verdict, key, hop, where)
-    return transport, key
+    return transport, key, note
 
 
 def introduce(
@@ -271,10 +280,12 @@ def _host_key_error(verdict: Verdict, key: HostKey, hop: Hop, where: str) -> Hos
     if verdict is Verdict.REVOKED:
         return HostKeyError(f"the host key of {hop.key_name} is revoked: {shown}", where=where)
     source = "the pin in the inventory" if hop.pin else f"{', '.join(hop.known_hosts)}"
+    remedy = "change `host_key` there" if hop.pin else f"opsctl inventory trust {host} --replace FINGERPRINT"
     return HostKeyError(
         f"the host key of {hop.key_name} HAS CHANGED: it shows {shown}, which is not what {source} says",
         where=where,
-        hint=f"somebody may be in between. If the host was set up anew: opsctl inventory trust {host}",
+        hint="somebody may be in between. If the host was set up anew, and its own `ssh-keygen -lf` says the same: "
+        + remedy,
     )
 
 

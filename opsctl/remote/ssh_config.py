@@ -52,7 +52,8 @@ class Hop:
     certificates: tuple[str, ...] = ()
     use_agent: bool = True
     agent_keys_only: tuple[str, ...] = ()  # IdentitiesOnly: files whose public half limits the agent's keys
-    known_hosts: tuple[str, ...] = ()
+    known_hosts: tuple[str, ...] = ()  # all that are read
+    own_known_hosts: tuple[str, ...] = ()  # the user's among them; the first is where keys are added
     accept_new: bool = False
     pin: str | None = None
     password: Secret | None = None
@@ -161,10 +162,12 @@ def _hop(target: str, options: Options, spec: ConnectionSpec) -> Hop:
         **{"%d": str(Path.home()), "%L": socket.gethostname().split(".")[0], "%l": socket.gethostname()},
     }
     configured = tuple(_path(f, tokens) for f in options.get("identityfile", ()) if f.lower() != "none")
-    known = spec.known_hosts
-    if known is None:
-        listed = " ".join((*options.get("userknownhostsfile", ()), *options.get("globalknownhostsfile", ()))).split()
-        known = tuple(_path(f, tokens) for f in listed if f.lower() != "none") or ("~/.ssh/known_hosts",)
+    own = spec.known_hosts
+    everybodys: tuple[str, ...] = ()
+    if own is None:
+        own = _files(options.get("userknownhostsfile", ("~/.ssh/known_hosts",)), tokens)
+        everybodys = _files(options.get("globalknownhostsfile", ()), tokens)
+    own = tuple(str(Path(f).expanduser()) for f in own)
     proxy = _one(options, "proxycommand")
     return Hop(
         address=address,
@@ -176,7 +179,8 @@ def _hop(target: str, options: Options, spec: ConnectionSpec) -> Hop:
         certificates=tuple(_path(f, tokens) for f in options.get("certificatefile", ())),
         use_agent=(_one(options, "identityagent") or "").lower() != "none",
         agent_keys_only=configured if only else (),
-        known_hosts=tuple(str(Path(f).expanduser()) for f in known),
+        known_hosts=(*own, *everybodys),
+        own_known_hosts=own,
         accept_new=_one(options, "stricthostkeychecking") == "accept-new",
         pin=spec.host_key,
         password=spec.password,
@@ -221,6 +225,10 @@ def _ask_fabric(host: str, config: str | None) -> Options:
 def _one(options: Options, keyword: str) -> str | None:
     values = options.get(keyword)
     return values[0] if values else None
+
+
+def _files(values: Sequence[str], tokens: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(_path(file, tokens) for file in " ".join(values).split() if file.lower() != "none")
 
 
 def _path(text: str, tokens: Mapping[str, str]) -> str:

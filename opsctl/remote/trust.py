@@ -15,17 +15,34 @@ class Found:
 
     Attributes:
         name: what the key is filed under.
-        file: the known hosts file where `trust` puts it.
+        files: the user's known hosts files; `trust` adds it to the first.
+        system: the known hosts files of all users, which are not ours to change.
+        pin: what the inventory says it is; no file matters then.
     """
 
     key: HostKey
     name: str
     verdict: Verdict
-    file: str
+    files: tuple[str, ...]
+    system: tuple[str, ...] = ()
+    pin: str | None = None
 
-    def trust(self) -> None:
-        """Add the key to the file, in place of another one of the same host."""
-        hostkeys.trust(self.file, self.name, self.key, replace=self.verdict is Verdict.CHANGED)
+    def trust(self) -> str:
+        """Add the key of a host that is not known. Gives the file. Raises UsageError."""
+        hostkeys.remember(next(iter(self.files), None), self.name, self.key)
+        return self.files[0]
+
+    def replace(self) -> list[str]:
+        """Put the key in the place of the other ones of the host. Gives the changed files. Raises UsageError."""
+        return hostkeys.replace(self.files, self.name, self.key)
+
+    def contradicting(self) -> list[str]:
+        """The files of all users that know the host by another key."""
+        said = {file: [line.key for line in hostkeys.lines([file]) if self._meant(line)] for file in self.system}
+        return [file for file, keys in said.items() if any(key != self.key for key in keys)]
+
+    def _meant(self, line: hostkeys.Line) -> bool:
+        return not line.marker and line.covers(self.name)
 
 
 def fetch(spec: ConnectionSpec) -> Found:
@@ -48,4 +65,6 @@ def fetch(spec: ConnectionSpec) -> Found:
         transport.close()
     finally:
         link.close()
-    return Found(key, last.key_name, hostkeys.judge(key, last.key_name, known, last.pin), last.known_hosts[0])
+    verdict = hostkeys.judge(key, last.key_name, known, last.pin)
+    system = tuple(file for file in last.known_hosts if file not in last.own_known_hosts)
+    return Found(key, last.key_name, verdict, last.own_known_hosts, system, last.pin)

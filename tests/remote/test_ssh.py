@@ -60,7 +60,7 @@ def test_changed_key_is_refused_whatever_is_configured(make_host: MakeHost, sshd
     with pytest.raises(HostKeyError, match="HAS CHANGED") as caught:
         make_host(known_hosts=(str(known),), ssh_config=str(config))
     assert sshd.host_key.fingerprint in caught.value.message
-    fetch(sshd.spec(known_hosts=(str(known),))).trust()
+    fetch(sshd.spec(known_hosts=(str(known),))).replace()
     assert works(make_host(known_hosts=(str(known),)))
 
 
