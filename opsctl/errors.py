@@ -6,6 +6,7 @@
     │   ├── HostKeyError    its key is unknown or has changed
     │   └── AuthFailed
     ├── RemoteError         the host was reached and refused or failed an operation
+    │   ├── Damaged         the journal of a run lacks something
     │   └── Conflict        it is no longer as it was observed; nothing was overwritten
     ├── Locked              another operator holds the host
     ├── TaskFailed          a task of a play failed
@@ -29,7 +30,7 @@ class Exit(IntEnum):
     DONE = 0  # done, nothing to do, or fit
     BUG = 1  # an error in opsctl itself
     USAGE = 2  # what the user wrote cannot be used; no host was touched
-    CHANGES = 3  # changes are needed (check mode with --exit-code, patch --status, lint findings)
+    CHANGES = 3  # changes are needed (check mode with --exit-code, patch --status, lint without errors)
     FAILED = 4  # a task failed, and what it had done was left (on_failure: stop | continue)
     UNREACHABLE = 5  # a host could not be reached, or was lost
     LOCKED = 6  # another operator holds the host
@@ -40,6 +41,7 @@ class Exit(IntEnum):
     UNFIT = 11  # drafter: would not serve; health: a check failed
     UNREADABLE = 12  # an input is damaged or hostile
     ROLLBACK_FAILED = 13  # something failed, and not every change could be undone
+    DAMAGED = 15  # the journal of a run is damaged: what it still has was undone, and more may be left
     INTERRUPTED = 130  # stopped by the user
 
 
@@ -115,6 +117,10 @@ class RemoteError(OpsctlError):
 
 class Conflict(RemoteError):
     exit_code = Exit.CONFLICT
+
+
+class Damaged(RemoteError):
+    exit_code = Exit.DAMAGED
 
 
 class Locked(OpsctlError):

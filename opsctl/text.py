@@ -10,13 +10,19 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 """What the name of a variable looks like."""
 
 _KEEP = {"\n", "\t"}
+# What a CI system takes for a command: `::` at the beginning of a line (GitHub, Gitea; one that a newline within the
+# text begins, since the first one is begun by us), `##[` (GitHub) and `##vso[` (Azure).
+_CI_COMMAND = re.compile(r"(?<=\n)([ \t]*):(?=:)|#(?=#(?:vso)?\[)")
 
 
 def printable(text: str) -> str:
-    """`text` with every character escaped that could drive a terminal: controls, text direction, surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(c if c in _KEEP or c.isprintable() else _escape(c) for c in text)
+    """`text` with every character escaped that could drive a terminal, or a CI system that reads our output.
+
+    These are controls, text direction, surrogates, and the first character of a CI system's command.
+    """
+    if not text.isprintable():
+        text = "".join(c if c in _KEEP or c.isprintable() else _escape(c) for c in text)
+    return _CI_COMMAND.sub(lambda found: (found[1] or "") + _escape(found[0][-1]), text)
 
 
 def one_line(text: str, limit: int = 200) -> str:

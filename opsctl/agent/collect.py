@@ -4,7 +4,7 @@ A part is one of
     {"name": "unit.txt", "argv": ["systemctl", "cat", "sglang"]}          the output of a command, stdout and stderr
     {"name": "proc/limits.txt", "path": "/proc/77/limits"}                a file
     {"name": "server.log", "logs": ["server.log.1.gz", "server.log"]}     a log, oldest file first, packed or not
-    {"name": "journal.json", "call": "journal.list", "args": {...}}       what another call of the agent gives, as JSON
+    {"name": "journal.json", "call": "history.list", "args": {...}}       what another call of the agent gives, as JSON
 with "nul" where NULs separate its items; "since" (seconds back) for logs; "seconds" (time limit), "head", "window" and
 "tail" (bytes kept of the beginning, from the first trouble on, and of the end) where the defaults do not fit.
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import durable, runlog, steps
+from opsctl.agent import durable, runlog, runs, steps
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.record import NamedCall
 
 
 def begin(call: Context, run: str, meta: Dict[str, Any], resume: bool = False) -> Dict[str, Any]:
     """Start a run, or go on with one that was stopped. `meta`: who, from where, playbook, digest, vars (masked), ..."""
     if resume:
-        record = runlog.read(run)
+        record = steps.whole(run)
         if record.closed:
             raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
         runlog.attend(run)
-        if not runlog.supervised(run):
+        if not runs.supervised(run):
             runlog.own(run)
             runlog.append(run, {"resumed": True})
     else:
-        runlog.create(run)
-        runlog.attend(run)
-        runlog.append(run, {"begin": meta})
-    return {"folder": runlog.folder(run)}
+        runlog.create(run, meta)
+    return {"folder": runs.folder(run)}
 
 
 def apply(
@@ -34,8 +32,8 @@ def apply(
     seq: int,
     calls: List[Any],
     task: Any = None,
-    undo: Optional[List[runlog.NamedCall]] = None,
-    settle: Optional[List[runlog.NamedCall]] = None,
+    undo: Optional[List[NamedCall]] = None,
+    settle: Optional[List[NamedCall]] = None,
 ) -> Reply:
     """Do one step: write it ahead, make its calls, mark it.
 
@@ -56,16 +54,16 @@ def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = r
     Raises AgentError locked while somebody works on the run, busy while a step of it does not end within `wait`
     seconds; a supervised one is for supervise.revert.
     """
-    if runlog.supervised(run):
-        holder = dict(runlog.read(run).meta, run=run)
+    if runs.supervised(run):
+        holder = dict(runs.read(run).meta, run=run)
         raise AgentError("locked", "run %s waits to be confirmed: revert it" % run, holder=holder, supervised=True)
     with runlog.owning(run), runlog.turn(run, call, "taking it back", wait):
         return steps.roll_back(run, call, why)
 
 
 def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, keep: int = 50) -> Dict[str, Any]:
-    """Note how a run ended and let go of it; of the ended runs the newest `keep` stay."""
-    record = runlog.read(run)
+    """Note how a run ended and let go of it; of the runs that nobody can go on with the newest `keep` stay."""
+    record = runs.read(run)
     if record.outcome is None:
         runlog.own(run)
         runlog.append(run, {"outcome": outcome, "why": why})
@@ -76,76 +74,24 @@ def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, kee
 def checkpoint(call: Context, run: str, data: Any) -> None:
     """Keep what a later process needs to go on: registered values, pending handlers."""
     with durable.explained():
-        durable.write(os.path.join(runlog.folder(run), "checkpoint.json"), durable.json_bytes({"data": data}))
-
-
-def runs(call: Context, limit: int = 50) -> Dict[str, Any]:
-    """The newest runs, the newest first. `state`: running | supervised | unfinished | ended.
-
-    Those that can be resumed come with their last checkpoint.
-    """
-    found: List[Dict[str, Any]] = []
-    for name in sorted(runlog.names(), key=runlog.begun, reverse=True)[:limit]:
-        with contextlib.suppress(AgentError):  # it has been pruned meanwhile
-            record = runlog.read(name)
-            one = _summary(record)
-            if not record.closed:
-                one["checkpoint"] = _checkpoint(name)
-            found.append(one)
-    return {"runs": found}
-
-
-def show(call: Context, run: str) -> Dict[str, Any]:
-    """One run: its summary, its steps, and the data of its last checkpoint."""
-    record = runlog.read(run)
-    return dict(_summary(record), log=[step.told() for step in record.steps], checkpoint=_checkpoint(run))
-
-
-def _checkpoint(run: str) -> Any:
-    kept = durable.read_json(os.path.join(runlog.folder(run), "checkpoint.json"))
-    return kept["data"] if kept else None
-
-
-def _summary(record: runlog.Record) -> Dict[str, Any]:
-    if runlog.supervised(record.run):
-        state = "supervised"
-    elif runlog.is_locked(os.path.join(runlog.folder(record.run), "lock")):
-        state = "running"
-    else:
-        state = "ended" if record.outcome else "unfinished"
-    return {
-        "run": record.run,
-        "meta": record.meta,
-        "begun": record.begun,
-        "ended": record.ended or None,
-        "state": state,
-        "unfinished": state == "unfinished",
-        "outcome": record.outcome,
-        "why": record.why,
-        "confirmed": record.confirmed,
-        "attended": runlog.is_locked(os.path.join(runlog.folder(record.run), "attended")),
-        "steps": len(record.steps),
-        "last": max((step.seq for step in record.steps), default=0),
-        "done": sum(step.state == "done" for step in record.steps),
-        "undone": sum(step.undone for step in record.steps),
-    }
+        durable.write(os.path.join(runs.folder(run), "checkpoint.json"), durable.json_bytes({"data": data}))
 
 
 def _prune(keep: int) -> List[str]:
-    ended = []
-    for name in runlog.names():
-        with contextlib.suppress(AgentError):  # another one prunes, too
-            record = runlog.read(name)
-            if record.outcome:
-                ended.append(record)
-    ended.sort(key=lambda record: record.ended, reverse=True)
-    removed = []
-    for record in ended[keep:]:
-        with contextlib.suppress(AgentError):  # somebody works on it
-            runlog.own(record.run)
-            shutil.rmtree(runlog.folder(record.run), ignore_errors=True)
-            runlog.disown(record.run)
-            removed.append(record.run)
+    """Remove all but the newest `keep` of the runs that are closed; of others, something may still be needed."""
+    closed, removed = 0, []
+    for name in runs.names():
+        with contextlib.suppress(AgentError):  # somebody works on it, or another one prunes, too
+            record = runs.read(name)
+            if not record.closed or (record.damage and not record.undone):
+                continue
+            closed += 1
+            if closed > keep:
+                runlog.own(name)
+                runlog.remove(runs.folder(name))
+                runlog.disown(name)
+                removed.append(name)
+    runlog.remove_unbegun()
     return removed
 
 
@@ -155,6 +101,4 @@ CALLS = {
     "rollback": rollback,
     "finish": finish,
     "checkpoint": checkpoint,
-    "list": runs,
-    "show": show,
 }

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import durable, runlog
+from opsctl.agent import durable, flocks
 from opsctl.agent.protocol import AgentError, Context
 
 _held: Dict[str, int] = {}
@@ -28,10 +28,9 @@ def take(
         with _guard:
             if name in _held:
                 return {"waited": 0.0}
-            fd = runlog.take_lock(path, 0.1)
+            fd = flocks.take(path, 0.1)
             if fd is not None:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, durable.json_bytes(dict(holder, token=token)), 0)
+                flocks.say(fd, durable.json_bytes(dict(holder, token=token)))
                 _held[name] = fd
                 return {"waited": round(time.monotonic() - start, 3)}
         now = durable.read_json(path)
@@ -53,9 +52,9 @@ def release(call: Context, name: str = "host") -> bool:
             return False
         # A supervisor may hold on to it through a descriptor of its own: then the name has to stay.
         os.close(fd)
-        free = runlog.take_lock(_path(name), 0.0)
+        free = flocks.take(_path(name), 0.0)
         if free is not None:
-            os.ftruncate(free, 0)
+            flocks.say(free, b"")
             os.close(free)
         return True
 
@@ -63,7 +62,7 @@ def release(call: Context, name: str = "host") -> bool:
 def show(call: Context, name: str = "host") -> Optional[Dict[str, Any]]:
     """Who holds a lock, None if nobody does."""
     path = _path(name)
-    if not runlog.is_locked(path):
+    if not flocks.is_locked(path):
         return None
     holder = durable.read_json(path) or {}
     holder.pop("token", None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import files, runlog, source
+from opsctl.agent import files, runs, source
 from opsctl.agent import filestate as fs
 from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.record import Record
 from opsctl.agent.regular import opened, whole
 from opsctl.agent.steps import Nested
 
@@ -71,8 +71,8 @@ def applied(call: Context, root: str) -> Reply:
     """
     root = os.path.realpath(os.path.expanduser(root))
     steps, images, now = [], {}, {}  # type: List[Dict[str, Any]], Dict[str, bytes], Dict[str, Optional[str]]
-    records = sorted((runlog.read(name) for name in runlog.names()), key=lambda record: record.begun)
-    for step in (step for record in records for step in _standing(record, root)):
+    records = [runs.read(name) for name in reversed(runs.names())]
+    for step in (step for record in records for step in _standing(call, record, root)):
         folder, record = step
         changed = {}
         for number, (path, place) in enumerate(zip(record["paths"], record["places"])):
@@ -88,17 +88,17 @@ def applied(call: Context, root: str) -> Reply:
     return Reply(told, zlib.compress(b"".join(images.values()), 6))
 
 
-def _standing(record: runlog.Record, root: str) -> List[Tuple[str, Dict[str, Any]]]:
+def _standing(call: Context, record: Record, root: str) -> List[Tuple[str, Dict[str, Any]]]:
     found = []
     for step in record.steps:
         if step.state == "done" and not step.undone and "patching.apply" in step.calls:
-            folder = runlog.step_folder(record.run, step.seq)
+            folder = runs.step_folder(record.run, step.seq)
             try:
-                with open(os.path.join(folder, RECORD + ".json")) as stream:
-                    kept = json.load(stream)
-            except (OSError, ValueError):  # what cannot be read cannot be gone back to
+                kept = load(Nested(call, b"", folder), RECORD)
+            except (OSError, AgentError):  # what cannot be read cannot be gone back to
                 continue
-            if kept["root"] == root:
+            if kept and kept["root"] == root:
+                kept.pop("sum", None)
                 found.append((folder, kept))
     return found
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 LENGTHS = struct.Struct(">II")
 MAX_HEADER = 64 << 20
@@ -51,7 +51,7 @@ class AgentError(Exception):
     """A call that failed, in words the controller can act on.
 
     kind: not-found | permission | no-space | read-only | exists | conflict | timeout | busy | invalid | missing-tool |
-    locked | lost | failed. Other fields (path, errno, holder, ...) say what about.
+    locked | lost | unsafe | damaged | failed. Other fields (path, errno, holder, ...) say what about.
     """
 
     def __init__(self, kind: str, message: str, **fields: Any) -> None:
@@ -66,6 +66,8 @@ class Context:
 
     body: bytes = b""
     blobs: Optional[str] = None  # folder where a journaled call keeps before-images; None outside a journal
+    known: FrozenSet[str] = frozenset()  # names of what this call's step is known to have kept there, when it is undone
+    undoing: bool = False  # taking something back: it goes on where the disk is full
 
     def progress(self, data: Any, body: bytes = b"") -> None:
         """Tell the caller how far the call has come."""
@@ -73,6 +75,9 @@ class Context:
     def cancelled(self) -> bool:
         """Whether the caller has given up on this call."""
         return False
+
+    def kept(self, name: str) -> None:
+        """What a journaled call needs to be taken back lies under this name among its blobs, on disk."""
 
     def started(self, group: int) -> None:
         """A process group was started for this call: it is killed when the controller goes away."""

@@ -1,191 +1,195 @@
-"""The log of a run on the host: one line per event, written and synced before it counts.
-
-    runs/<run>/log          JSON lines: begin, step (ahead of the change), done | failed, undone, settled, outcome, ...
-    runs/<run>/steps/<n>/   before-images of step n
-    runs/<run>/lock         flock, held by whoever works on the run
-    runs/<run>/attended     flock, held by the agent of the operator whose run it is, never by a supervisor
-    runs/<run>/turn         flock, held while a step is made or the run is taken back; says who does that
-
-A run without outcome whose lock is free is unfinished. A line cut short by a crash is as if it had not been written.
-"""
+"""The journal of a run, written: each record is on disk before it counts. Also who may write; see `runs`."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
 import os
-import re
 import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from opsctl.agent import durable
+from opsctl.agent import durable, flocks, runs
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.record import FORMAT
 
-NamedCall = List[Any]  # [name, args]
-
-CLOSED = ("done", "rolled-back")  # any other outcome, failed or stopped, leaves a run that can be resumed
 TURN = 300.0  # seconds to wait for a step under way: stopping a server may take most of that
-_VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+ROOM = 32 << 10  # bytes that the log has ahead of its records when a step begins
+PER_STEP = 512  # more of them for each record there is: taking a step back adds one or two
+RESERVE = 64 << 10  # bytes for everything else that an undo writes
+_END = 96  # bytes of `end`: always as many, so that it is written in one step and needs no more room
 _owned: Dict[str, int] = {}  # runs whose lock this process holds -> descriptor
 _attended: Dict[str, int] = {}  # runs whose operator's agent this process is -> descriptor
 _guard = threading.RLock()
 
 
-class Step:
-    """One change of a run: what it was to do, how far it came, and how it is taken back."""
-
-    def __init__(self, line: Dict[str, Any]) -> None:
-        self.seq: int = line["step"]
-        self.task: Any = line.get("task")
-        self.calls: List[str] = line.get("calls", [])
-        self.undo: Optional[List[NamedCall]] = line.get("undo")
-        self.settle: List[NamedCall] = line.get("settle", [])
-        self.begun: float = line.get("at", 0.0)
-        self.state = "begun"  # begun | done | failed
-        self.error: Optional[Dict[str, Any]] = None
-        self.undone = False
-        self.undo_error: Optional[Dict[str, Any]] = None
-
-    def told(self) -> Dict[str, Any]:
-        """The step as journal.show gives it."""
-        return {
-            "seq": self.seq,
-            "task": self.task,
-            "calls": self.calls,
-            "begun": self.begun,
-            "state": self.state,
-            "error": self.error,
-            "can_undo": self.undo is not None,
-            "undone": self.undone,
-            "undo_error": self.undo_error,
-        }
-
-
-class Record:
-    """A run as its log tells it."""
-
-    def __init__(self, run: str, lines: List[Dict[str, Any]]) -> None:
-        self.run = run
-        self.meta: Dict[str, Any] = {}
-        self.begun = self.ended = 0.0
-        self.steps: List[Step] = []
-        self.settled: Dict[str, Optional[Dict[str, Any]]] = {}  # key of a settle call -> its error, None: done
-        self.confirmed = False
-        self.outcome: Optional[str] = None
-        self.why: Optional[str] = None
-        for line in lines:
-            self._take(line)
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing is left to do: not to go on with, not to take back."""
-        return self.outcome in CLOSED
-
-    def step(self, seq: int) -> Optional[Step]:
-        return next((step for step in self.steps if step.seq == seq), None)
-
-    def _take(self, line: Dict[str, Any]) -> None:
-        at = line.get("at", 0.0)
-        if "begin" in line:
-            self.meta, self.begun = line["begin"], at
-        elif "step" in line:
-            self.steps.append(Step(line))
-        elif "settled" in line:
-            self.settled[line["settled"]] = line.get("error")
-        elif "confirmed" in line:
-            self.confirmed = True
-        elif "resumed" in line:
-            self.outcome, self.why, self.ended = None, None, 0.0
-        elif "outcome" in line:
-            self.outcome, self.why, self.ended = line["outcome"], line.get("why"), at
-        else:
-            for event in ("done", "failed", "undone", "undo_failed"):
-                step = self.step(line[event]) if event in line else None
-                if step:
-                    self._mark(step, event, line)
-
-    @staticmethod
-    def _mark(step: Step, event: str, line: Dict[str, Any]) -> None:
-        if event in ("done", "failed"):
-            step.state, step.error = event, line.get("error")
-        elif event == "undone":
-            step.undone, step.undo_error = True, None
-        else:
-            step.undo_error = line.get("error")
-
-
-def folder(run: str) -> str:
-    """The folder of a run. Raises AgentError not-found."""
-    path = os.path.join(_runs(), _checked(run))
-    if not os.path.isdir(path):
-        raise AgentError("not-found", "there is no run %s on this host" % run, run=run)
-    return path
-
-
-def step_folder(run: str, seq: int) -> str:
-    """Where a step keeps its before-images."""
-    return os.path.join(_runs(), _checked(run), "steps", str(seq))
-
-
-def create(run: str) -> None:
-    """Make the folder of a run and own it. Raises AgentError exists."""
-    path = os.path.join(_runs(), _checked(run))
+def create(run: str, meta: Dict[str, Any]) -> None:
+    """Begin a run: make its folder, whole, and own and attend it. Raises AgentError exists."""
+    path = os.path.join(runs.root(), runs.checked(run))
+    new = os.path.join(runs.root(), ".%s.%d" % (run, os.getpid()))
     with durable.explained():
+        os.mkdir(new, 0o700)
+        held: Dict[str, int] = {}
         try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            raise AgentError("exists", "there is a run %s on this host already" % run, run=run) from None
-        os.mkdir(os.path.join(path, "steps"), 0o700)
-        durable.sync_folder(path)
-        durable.sync_folder(_runs())
-    own(run)
+            os.mkdir(os.path.join(new, "steps"), 0o700)
+            for name in ("lock", "attended", "turn"):
+                held[name] = os.open(os.path.join(new, name), os.O_RDWR | os.O_CREAT, 0o600)
+            for name in ("lock", "attended"):
+                fcntl.flock(held[name], fcntl.LOCK_EX)
+            number = _number()
+            _write_new(new, "reserve", b"", RESERVE)
+            first = {"n": 1, "begin": meta, "format": FORMAT, "order": number, "at": round(time.time(), 3)}
+            _write_new(new, "log", durable.pack(first), ROOM)
+            _write_new(new, "end", _end_line({"format": FORMAT, "n": 1, "order": number}), 0)
+            durable.sync_folder(new)
+            _rename_new(new, path, run)
+            durable.sync_folder(runs.root())
+        except BaseException:
+            for fd in held.values():
+                os.close(fd)
+            remove(new)
+            raise
+        os.close(held["turn"])
+        with _guard:
+            _owned[run], _attended[run] = held["lock"], held["attended"]
 
 
-def names() -> List[str]:
-    """All runs, in the order of their names."""
-    return sorted(name for name in os.listdir(_runs()) if _VALID.match(name))
-
-
-def begun(run: str) -> float:
-    """When a run began, from the first line of its log alone; 0 where that cannot be told."""
+def _rename_new(new: str, path: str, run: str) -> None:
     try:
-        with open(os.path.join(_runs(), run, "log"), "rb") as file:
-            return float(json.loads(file.readline())["at"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return 0.0
+        os.rename(new, path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise AgentError("exists", "there is a run %s on this host already" % run, run=run) from None
 
 
-def read(run: str) -> Record:
-    """A run as far as it has come. Raises AgentError not-found."""
-    lines = []
+def _write_new(place: str, name: str, data: bytes, room: int) -> None:
+    fd = os.open(os.path.join(place, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(os.path.join(folder(run), "log"), "rb") as file:
-            text = file.read()
-    except FileNotFoundError:
-        text = b""
-    for raw in text.splitlines():
-        try:
-            lines.append(json.loads(raw))
-        except ValueError:
-            continue  # cut short by a crash
-    return Record(run, [line for line in lines if isinstance(line, dict)])
-
-
-def append(run: str, line: Dict[str, Any]) -> None:
-    """Add a line and wait until it is on disk."""
-    data = json.dumps(dict(line, at=round(time.time(), 3)), separators=(",", ":")).encode() + b"\n"
-    with _guard, durable.explained():
-        fd = os.open(os.path.join(folder(run), "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
-                data = b"\n" + data  # the last line was cut short
-            durable.write_all(fd, data)
+        durable.write_all(fd, data)
+        durable.take_room(fd, len(data), room)
+        if data:
             os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove(path: str) -> None:
+    """Remove a folder of a run, or of one that was never begun."""
+    import shutil  # brings compression libraries with it, which nothing else of a run needs
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_unbegun() -> None:
+    """Remove folders of runs whose beginning a crash has cut short."""
+    for name in os.listdir(runs.root()):
+        path = os.path.join(runs.root(), name)
+        if name.startswith(".") and not flocks.is_locked(os.path.join(path, "lock")):
+            remove(path)
+
+
+def forget(run: str) -> None:
+    """Remove what only an undo needs: there is nothing left to take back."""
+    path = runs.folder(run)
+    remove(os.path.join(path, "steps"))
+    for name in ("undo", "reserve", "checkpoint.json"):
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, name))
+
+
+def release(run: str) -> None:
+    """Give back the room that was reserved for an undo: it begins."""
+    with suppress(OSError):
+        os.unlink(os.path.join(runs.folder(run), "reserve"))
+
+
+def _number() -> int:
+    """The next number of a run on this host. Raises OSError."""
+    path = os.path.join(durable.folder(), "order")
+    fd = durable.opened(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        text = os.pread(fd, 32, 0).strip()
+        earlier = runs.names()
+        number = max(int(text) if text.isdigit() else 0, runs.age(earlier[0])[0] if earlier else 0) + 1
+        os.pwrite(fd, b"%-20d\n" % number, 0)
+        return number
+    finally:
+        os.close(fd)
+
+
+def _end_line(end: Dict[str, Any]) -> bytes:
+    return durable.pack(end)[:-1].ljust(_END - 1) + b"\n"
+
+
+def append(run: str, line: Dict[str, Any], sync: bool = True) -> None:
+    """Add a record and wait until it is on disk (`sync`), or leave it to the next one that waits.
+
+    Everything that is written into a log passes here.
+    """
+    line = dict(line, at=round(time.time(), 3))
+    path = runs.folder(run)
+    with _guard, durable.explained():
+        end = runs.read_end(path)
+        fd = durable.opened(os.path.join(path, "log"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            text = os.pread(fd, os.fstat(fd).st_size, 0)
+            start = text.rstrip(b"\0").rfind(b"\n") + 1
+            if not runs.counts(path, text):
+                _write_at(fd, durable.json_bytes(line) + b"\n", start, len(text))
+                os.fsync(fd)
+                return
+            last = durable.unpack(text[text.rfind(b"\n", 0, max(start - 1, 0)) + 1 : start]) if start else None
+            number = max((last or {}).get("n", 0), (end or {}).get("n", 0)) + 1
+            data = durable.pack(dict({"n": number}, **line))
+            wanted = start + len(data) + PER_STEP * number
+            if "step" in line and wanted > len(text):
+                durable.take_room(fd, len(text), wanted + ROOM - len(text))
+            _write_at(fd, data, start, len(text))
+            if sync:
+                os.fsync(fd)
+            if end:  # else it stays what it is: that it was damaged must not be forgotten
+                _write_end(path, dict(end, n=number))
         finally:
             os.close(fd)
+
+
+def _write_at(fd: int, data: bytes, start: int, size: int) -> None:
+    """Write at a place of a file, over what a crash has cut short there, of which nothing stays."""
+    over = max(0, size - start)
+    torn = len(os.pread(fd, over, start).rstrip(b"\0"))
+    data = data.ljust(torn, b"\0")
+    os.lseek(fd, start, os.SEEK_SET)
+    durable.write_all(fd, data)
+
+
+def _write_end(path: str, end: Dict[str, Any]) -> None:
+    end.pop("sum", None)
+    fd = durable.opened(os.path.join(path, "end"), os.O_WRONLY)
+    try:
+        os.pwrite(fd, _end_line(end), 0)
+    finally:
+        os.close(fd)
+
+
+def set_apart(run: str, entry: Dict[str, Any]) -> str:
+    """Keep how a step is taken back, apart from the log, and wait until it is on disk. Gives what to find it by."""
+    data = durable.pack(entry)
+    with _guard, durable.explained():
+        fd = durable.opened(os.path.join(runs.folder(run), "undo"), os.O_RDWR | os.O_CREAT)
+        try:
+            size = os.fstat(fd).st_size
+            start = os.pread(fd, size, 0).rfind(b"\n") + 1
+            _write_at(fd, data, start, size)
+            os.fsync(fd)
+            if start == 0:
+                durable.sync_folder(runs.folder(run))
+        finally:
+            os.close(fd)
+    return str((durable.unpack(data) or {})["sum"])
 
 
 def own(run: str) -> None:
@@ -193,12 +197,12 @@ def own(run: str) -> None:
     with _guard:
         if run in _owned:
             return
-        fd = take_lock(os.path.join(folder(run), "lock"))
+        fd = flocks.take(os.path.join(runs.folder(run), "lock"))
         if fd is None:
             raise AgentError(
                 "locked",
                 "run %s is being worked on by another process" % run,
-                holder=dict(read(run).meta, run=run),
+                holder=dict(runs.read(run).meta, run=run),
             )
         _owned[run] = fd
 
@@ -220,16 +224,16 @@ def attend(run: str) -> None:
     """Be the operator's agent of a run, the only one. Raises AgentError locked."""
     with _guard:
         if run not in _attended:
-            fd = take_lock(os.path.join(folder(run), "attended"))
+            fd = flocks.take(os.path.join(runs.folder(run), "attended"))
             if fd is None:
-                holder = dict(read(run).meta, run=run)
+                holder = dict(runs.read(run).meta, run=run)
                 raise AgentError("locked", "run %s is attended by another operator" % run, holder=holder)
             _attended[run] = fd
 
 
 def join(run: str) -> None:
     """Own a run, unless its supervisor does: whoever attends it may add to it as well. Raises AgentError locked."""
-    if not (run in _attended and supervised(run)):
+    if not (run in _attended and runs.supervised(run)):
         own(run)
 
 
@@ -253,49 +257,17 @@ def owned(run: str) -> Optional[int]:
     return _owned.get(run)
 
 
-def take_lock(path: str, seconds: float = 0.3) -> Optional[int]:
-    """An exclusive flock, None if somebody else has it. Tries for a moment: `is_locked` holds it briefly to look."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except OSError:
-            if time.monotonic() >= deadline:
-                os.close(fd)
-                return None
-            time.sleep(0.02)
-
-
-def is_locked(path: str) -> bool:
-    """Whether anybody holds this flock, this process included."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
 @contextmanager
 def turn(run: str, call: Context, doing: str, seconds: Optional[float] = TURN) -> Iterator[None]:
     """Alone in making or taking back steps, among all processes that work on a run; `doing` tells the others.
 
     Raises AgentError busy if whoever is at it has not ended after `seconds` (None: waits for as long as it takes).
     """
-    path = os.path.join(folder(run), "turn")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    path = os.path.join(runs.folder(run), "turn")
+    fd = durable.opened(path, os.O_RDWR | os.O_CREAT)
     try:
         _wait_for_turn(run, fd, path, call, seconds)
-        with suppress(OSError):  # no reason not to take a run back
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, durable.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}), 0)
+        flocks.say(fd, durable.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}))
         yield
     finally:
         os.close(fd)
@@ -331,11 +303,6 @@ def _at_it(path: str) -> str:
     return "%s (pid %d, for %d:%02d min)" % (holder["doing"], holder["pid"], minutes, seconds)
 
 
-def supervised(run: str) -> bool:
-    """Whether a supervisor of the run lives."""
-    return is_locked(os.path.join(folder(run), "supervisor.lock"))
-
-
 def split_body(calls: List[Tuple[str, Dict[str, Any], int]], body: bytes) -> List[Tuple[str, Dict[str, Any], bytes]]:
     """Calls whose bodies lie one after the other in `body`, each with its own."""
     if sum(call[2] for call in calls) != len(body):
@@ -345,13 +312,3 @@ def split_body(calls: List[Tuple[str, Dict[str, Any], int]], body: bytes) -> Lis
         found.append((name, args, body[start : start + length]))
         start += length
     return found
-
-
-def _runs() -> str:
-    return durable.folder("runs")
-
-
-def _checked(run: str) -> str:
-    if not _VALID.match(run):
-        raise AgentError("invalid", "%r cannot be the name of a run" % run)
-    return run

@@ -21,7 +21,14 @@ MOST_RELEASES = 64  # looked at for what they have in common with a new one
 
 
 def look(
-    call: Context, root: str, name: str, key: str = "", digest: str = "", source: str = "", follow_links: bool = False
+    call: Context,
+    root: str,
+    name: str,
+    key: str = "",
+    digest: str = "",
+    source: str = "",
+    follow_links: bool = False,
+    old: int = 0,
 ) -> Reply:
     """What the host has: releases of this name, those to take parts from (newest first), a partial one, free bytes.
 
@@ -32,6 +39,7 @@ def look(
     partial: bytes, foreign: its path if it was begun for other files, else "",
     noted: whether it is known what of it has arrived without reading it, arrived: [name, start, end] of that,
     free: bytes,
+    outdated: releases of this name beyond the `old` newest ones that nobody needs,
     source: as of stagesource.read or None}
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
@@ -61,6 +69,7 @@ def look(
         "noted": noted,
         "arrived": _arrived(partial) if noted else [],
         "free": _free(top),
+        "outdated": retention.outdated(top, old, call),
         "source": told_source,
     }
     return Reply(result, shortened(releases.blocks(have[0])) if similar else b"")
@@ -135,11 +144,8 @@ def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequenc
     return {"copied": done}
 
 
-def place(call: Context, root: str, name: str, key: str, old: int, keep_as: str) -> Dict[str, Any]:
-    """Verify every byte of the partial folder, make it the release, and remove all but `old` earlier ones.
-
-    Releases in service are never removed: those that a link beside them or a running command names.
-    """
+def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Dict[str, Any]:
+    """Verify every byte of the partial folder, and make it the release."""
     top = releases.folder(root, name)
     partial = releases.partial(top, key)
     with told("stage", partial):
@@ -147,7 +153,7 @@ def place(call: Context, root: str, name: str, key: str, old: int, keep_as: str)
         release = releases.release(top, digest)
         result = {"release": release, "digest": digest}
         if releases.whole(release) == digest:
-            return {**result, "made": False, "removed": []}
+            return {**result, "made": False}
         releases.describe(partial, digest, files, _verify(call, partial, files))
         if os.path.lexists(release):
             retention.set_aside(top, release)
@@ -156,12 +162,18 @@ def place(call: Context, root: str, name: str, key: str, old: int, keep_as: str)
         keep.save(call, keep_as, {"release": release, "inode": os.stat(partial).st_ino})
         os.rename(partial, release)
         durable.sync_folder(top)
-        removed = retention.prune(top, release, old)
-    return {**result, "made": True, "removed": removed}
+    return {**result, "made": True}
+
+
+def prune(call: Context, root: str, name: str, paths: Sequence[str]) -> Dict[str, Any]:
+    """Remove those of the releases `paths` that are still neither in service nor needed to take a run back."""
+    top = releases.folder(root, name)
+    with told("prune", top):
+        return {"removed": retention.prune(top, paths, call)}
 
 
 def remove(call: Context, keep_as: str) -> Dict[str, Any]:
-    """Undo of `place`: remove the release that it made, if it is still that one and nobody uses it."""
+    """Undo of `place`: remove the release that it made, if it is still that one and nobody uses it or may need it."""
     record = keep.load(call, keep_as)
     if record is None:
         return {"removed": False}
@@ -174,6 +186,8 @@ def remove(call: Context, keep_as: str) -> Dict[str, Any]:
             return {"removed": False}
         if release in retention.in_service(os.path.dirname(release)):
             raise AgentError("conflict", "%s is in service" % release, path=release)
+        if release in retention.recoverable(os.path.dirname(release), call):
+            return {"removed": False}  # another run was put in its place, and may be taken back
         retention.delete(release)
     return {"removed": True}
 
@@ -303,5 +317,6 @@ CALLS = {
     "expect": expect,
     "copy": copy,
     "place": place,
+    "prune": prune,
     "remove": remove,
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import calls, durable, loader, runlog
+from opsctl.agent import calls, durable, loader, runlog, runs
 from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.record import NamedCall, Record, Step, settle_key
 
 
 class Nested(Context):
@@ -15,12 +15,16 @@ class Nested(Context):
 
     def __init__(self, outer: Context, body: bytes, blobs: str, to_the_end: bool = False) -> None:
         self.outer, self.body, self.blobs, self.to_the_end = outer, body, blobs, to_the_end
+        self.known, self.undoing = outer.known, outer.undoing
 
     def progress(self, data: Any, body: bytes = b"") -> None:
         self.outer.progress(data, body)
 
     def cancelled(self) -> bool:
         return not self.to_the_end and self.outer.cancelled()
+
+    def kept(self, name: str) -> None:
+        self.outer.kept(name)
 
     def started(self, group: int) -> None:
         self.outer.started(group)
@@ -29,49 +33,96 @@ class Nested(Context):
         self.outer.ended(group)
 
 
+class Doing(Nested):
+    """A call of a step: the log notes what it keeps, before it acts."""
+
+    def __init__(self, outer: Context, body: bytes, run: str, seq: int, noted: List[str]) -> None:
+        super().__init__(outer, body, runs.step_folder(run, seq))
+        self._run, self._seq, self._noted = run, seq, noted
+
+    def kept(self, name: str) -> None:
+        if name not in self._noted:
+            self._noted.append(name)
+            there = [n for n in os.listdir(self.blobs or "") if n == name or n.startswith(name + ".")]
+            # What says that the step is done waits for the disk, and for this with it.
+            runlog.append(self._run, {"kept": self._seq, "name": name, "files": sorted(there)}, sync=False)
+
+
+class Undoing(Nested):
+    """A call that takes a step back."""
+
+    def __init__(self, outer: Context, run: str, step: Step) -> None:
+        super().__init__(outer, b"", runs.step_folder(run, step.seq), to_the_end=True)
+        self.known, self.undoing = frozenset(step.kept), True
+
+
+class Account:
+    """What is noted of an undo. One that finds no room in the log goes on all the same, and says so afterwards."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self.unlogged: Optional[str] = None  # why something is not in the log
+
+    def note(self, line: Dict[str, Any]) -> bool:
+        try:
+            runlog.append(self._run, line)
+        except (AgentError, OSError) as error:
+            self.unlogged = calls.describe(error)["message"]
+            return False
+        return True
+
+
 def announce(
     run: str,
     seq: int,
     task: Any,
     names: List[str],
-    undo: Optional[List[runlog.NamedCall]],
-    settle: List[runlog.NamedCall],
+    undo: Optional[List[NamedCall]],
+    settle: List[NamedCall],
 ) -> None:
     """Write a step ahead: from here on a rollback takes it back, however far it comes."""
-    record = runlog.read(run)
+    record = whole(run)
     if record.outcome:
         raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
     if record.step(seq):
         raise AgentError("exists", "run %s has a step %d already" % (run, seq), run=run)
-    with durable.explained():
-        os.makedirs(runlog.step_folder(run, seq), mode=0o700, exist_ok=True)
-        durable.sync_folder(os.path.dirname(runlog.step_folder(run, seq)))
-    runlog.append(run, {"step": seq, "task": task, "calls": names, "undo": undo, "settle": settle})
+    step = {"step": seq, "task": task, "calls": names}
+    apart = runlog.set_apart(run, dict(step, undo=undo, settle=settle)) if undo is not None or settle else None
+    runlog.append(run, dict(step, undo=apart, can_undo=undo is not None))
 
 
-def provide(run: str, later: List[runlog.NamedCall]) -> None:
+def whole(run: str) -> Record:
+    """A run whose journal can be gone on with. Raises AgentError not-found, damaged."""
+    record = runs.read(run)
+    if record.damage:
+        text = "the journal of run %s is damaged: %s" % (run, "; ".join(record.damage))
+        raise AgentError("damaged", text, run=run, damage=record.damage)
+    return record
+
+
+def provide(run: str, later: List[NamedCall]) -> None:
     """Have a living supervisor able to take back a step that comes after its own: it has no controller to ask."""
-    if not runlog.supervised(run):
+    if not runs.supervised(run):
         return
     for name, _ in later:
         calls.find(name)
     with durable.explained():
-        durable.write(os.path.join(runlog.folder(run), "modules.json"), durable.json_bytes(loader.sources))
+        durable.write(os.path.join(runs.folder(run), "modules.json"), durable.json_bytes(loader.sources))
 
 
 def perform(run: str, seq: int, todo: List[Tuple[str, Dict[str, Any], bytes]], context: Context) -> Reply:
     """Make the calls of an announced step, in order. Raises what a call raises, with the replies before it."""
     results: List[List[Any]] = []
     bodies: List[bytes] = []
-    blobs = runlog.step_folder(run, seq)
+    noted: List[str] = []
     for name, args, body in todo:
         try:
             if context.cancelled():
                 raise AgentError("failed", "cancelled")
-            reply = calls.invoke(name, args, Nested(context, body, blobs))
+            reply = calls.invoke(name, args, Doing(context, body, run, seq, noted))
         except BaseException as error:
             told = calls.describe(error)
-            runlog.append(run, {"failed": seq, "error": told})
+            Account(run).note({"failed": seq, "error": told})  # what failed matters more than that
             fields = {k: v for k, v in told.items() if k not in ("kind", "message")}
             fields.update(step=seq, call=name, replies=[result for result, _ in results])
             raise AgentError(told["kind"], told["message"], **fields) from error
@@ -84,66 +135,82 @@ def perform(run: str, seq: int, todo: List[Tuple[str, Dict[str, Any], bytes]], c
 def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str, Any]:
     """Take back every step, the last one first, then settle. Does only what is not done yet, so it can be repeated.
 
-    A step that cannot be taken back does not keep the others from it. Gives {"outcome", "steps", "settle"}; the
-    outcome is "rolled-back", or "rolled-back-partly" where something is left.
+    A step that cannot be taken back does not keep the others from it. Gives {"outcome", "why", "steps", "settle",
+    "damage", "unlogged"}; the outcome is "rolled-back", or "rolled-back-partly" where something is left, or where the
+    journal is damaged: what it lacks may be left as well. Raises AgentError damaged where nothing of it can be read.
     """
-    record = runlog.read(run)
-    for step in reversed(record.steps):
-        if step.undo is None or step.undone:
-            continue
-        context.progress({"undo": step.seq, "task": step.task})
-        try:
-            for name, args in step.undo:
-                blobs = runlog.step_folder(run, step.seq)
-                calls.invoke(name, args, Nested(context, b"", blobs, to_the_end=True))
-        except Exception as error:  # noqa: BLE001  told in the report; the other steps are still taken back
-            step.undo_error = calls.describe(error)
-            runlog.append(run, {"undo_failed": step.seq, "error": step.undo_error})
-        else:
-            step.undone, step.undo_error = True, None
-            runlog.append(run, {"undone": step.seq})
-    settled = [_settle(record, step, call, context) for step, call in _to_settle(record)]
-    whole = all(step.undone for step in record.steps) and not any(entry["error"] for entry in settled)
-    outcome = "rolled-back" if whole else "rolled-back-partly"
-    if record.outcome != outcome:
-        runlog.append(run, {"outcome": outcome, "why": why or record.why})
+    record = runs.read(run)
+    if record.refused:
+        raise AgentError("damaged", "nothing of run %s is undone: %s" % (run, record.refused), run=run)
+    account = Account(run)
+    if not record.undone:
+        _undo(record, context, account, why)
+    if record.undone and account.unlogged is None:
+        runlog.forget(run)
     return {
-        "outcome": outcome,
+        "outcome": "rolled-back" if record.undone else "rolled-back-partly",
         "why": why or record.why,
-        "steps": [
-            {
-                "seq": step.seq,
-                "task": step.task,
-                "status": "undone" if step.undone else "kept" if step.undo is None else "failed",
-                "error": step.undo_error,
-            }
-            for step in reversed(record.steps)
-        ],
-        "settle": settled,
+        "steps": [_report(record, step) for step in reversed(record.steps)],
+        "settle": list(record.settled.values()),
+        "damage": [] if record.undone else record.damage,
+        "unlogged": account.unlogged,
     }
 
 
-def _to_settle(record: runlog.Record) -> List[Tuple[runlog.Step, runlog.NamedCall]]:
+def _undo(record: Record, context: Context, account: Account, why: Optional[str]) -> None:
+    runlog.release(record.run)
+    for step in reversed(record.steps):
+        if step.can_undo and not step.undone:
+            _take_back(record, step, context, account)
+    for key, (step, call) in _to_settle(record).items():
+        _settle(record, key, step, call, context, account)
+    failed = any(entry["error"] for entry in record.settled.values())
+    everything = all(step.undone for step in record.steps) and not failed and not record.damage
+    outcome = "rolled-back" if everything else "rolled-back-partly"
+    if record.outcome != outcome:
+        account.note({"outcome": outcome, "why": why or record.why})
+    record.outcome = outcome
+
+
+def _report(record: Record, step: Step) -> Dict[str, Any]:
+    status = "undone" if step.undone or record.undone else "failed" if step.can_undo else "kept"
+    return {"seq": step.seq, "task": step.task, "status": status, "error": step.undo_error}
+
+
+def _take_back(record: Record, step: Step, context: Context, account: Account) -> None:
+    context.progress({"undo": step.seq, "task": step.task})
+    try:
+        if step.lost:
+            raise AgentError("damaged", step.lost)
+        for name, args in step.undo:
+            calls.invoke(name, args, Undoing(context, record.run, step))
+    except Exception as error:  # noqa: BLE001  told in the report; the other steps are still taken back
+        step.undo_error = calls.describe(error)
+        if step.undo_error["kind"] == "damaged" and not record.damage:
+            record.damage.append("step %d: %s" % (step.seq, step.undo_error["message"]))
+        account.note({"undo_failed": step.seq, "error": step.undo_error})
+    else:
+        step.undone, step.undo_error = True, None
+        account.note({"undone": step.seq})
+
+
+def _to_settle(record: Record) -> Dict[str, Tuple[Step, NamedCall]]:
     """Each distinct settle call once, with the step where it came up first: that step knows how things were before."""
-    found: Dict[str, Tuple[runlog.Step, runlog.NamedCall]] = {}
+    found: Dict[str, Tuple[Step, NamedCall]] = {}
     for step in record.steps:
         for call in step.settle:
-            found.setdefault(_key(call), (step, call))
-    return list(found.values())
+            found.setdefault(settle_key(call), (step, call))
+    return found
 
 
-def _settle(record: runlog.Record, step: runlog.Step, call: runlog.NamedCall, context: Context) -> Dict[str, Any]:
-    key, error = _key(call), None
-    if record.settled.get(key, True) is not None:  # not yet done
-        context.progress({"settle": call[0]})
-        try:
-            blobs = runlog.step_folder(record.run, step.seq)
-            calls.invoke(call[0], call[1], Nested(context, b"", blobs, to_the_end=True))
-        except Exception as failure:  # noqa: BLE001  told in the report
-            error = calls.describe(failure)
-        runlog.append(record.run, {"settled": key, "error": error})
-    return {"call": call[0], "error": error}
-
-
-def _key(call: runlog.NamedCall) -> str:
-    return json.dumps(call, sort_keys=True, separators=(",", ":"))
+def _settle(record: Record, key: str, step: Step, call: NamedCall, context: Context, account: Account) -> None:
+    if key in record.settled and record.settled[key]["error"] is None:
+        return
+    context.progress({"settle": call[0]})
+    error: Optional[Dict[str, Any]] = None
+    try:
+        calls.invoke(call[0], call[1], Undoing(context, record.run, step))
+    except Exception as failure:  # noqa: BLE001  told in the report
+        error = calls.describe(failure)
+    record.settled[key] = {"call": call[0], "error": error}
+    account.note({"settled": key, "call": call[0], "error": error})

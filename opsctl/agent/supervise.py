@@ -9,8 +9,9 @@ import time
 import zlib
 from typing import Any, BinaryIO, Dict, List, Optional
 
-from opsctl.agent import calls, durable, loader, lock, runlog, steps, supervisor, verdict
+from opsctl.agent import calls, durable, flocks, loader, lock, runlog, runs, steps, supervisor, verdict
 from opsctl.agent.protocol import AgentError, Context, Reply, frame, read_frame
+from opsctl.agent.record import NamedCall, Record
 
 TICK = 0.05  # seconds between looks at the events
 LEAVING = 5.0  # seconds that a supervisor gets to end once it has said everything
@@ -24,8 +25,8 @@ def start(
     calls: List[Any],
     confirm_within: float,
     task: Any = None,
-    undo: Optional[List[runlog.NamedCall]] = None,
-    settle: Optional[List[runlog.NamedCall]] = None,
+    undo: Optional[List[NamedCall]] = None,
+    settle: Optional[List[NamedCall]] = None,
 ) -> Reply:
     """As journal.apply, in a process of its own; then as `follow`.
 
@@ -42,6 +43,7 @@ def start(
     try:
         # It waits for its work: a step is written ahead once there is somebody to make it, and before it is made.
         steps.announce(run, seq, task, names, undo, settle or [])
+        verdict.prepare(run)
         # The events are there before the supervisor writes any: following can begin at once.
         os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         _tell(run, supervising, frame({"seq": seq, "calls": calls, "confirm_within": confirm_within}, call.body))
@@ -64,7 +66,7 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
     with open(path, "rb") as events:
         events.seek(offset)
         while True:
-            alive = runlog.supervised(run)  # looked at first: what it wrote before it went is still read
+            alive = runs.supervised(run)  # looked at first: what it wrote before it went is still read
             event = _next(events)
             if event is None:
                 if not alive:
@@ -93,14 +95,14 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
 
 def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: float = 20.0) -> Dict[str, Any]:
     """The change is good: keep it. With `outcome` that also ends the run. Raises conflict when it is too late."""
-    if verdict.current(run) is None and not runlog.supervised(run):
-        _refuse_if_undone(run, runlog.read(run))
+    if verdict.current(run) is None and not runs.supervised(run):
+        _refuse_if_undone(run, runs.read(run))
     decided = verdict.decide(run, verdict.CONFIRM, outcome)
     if decided.get("verdict") != verdict.CONFIRM:
         raise AgentError("conflict", "too late: run %s is being or has been taken back" % run, run=run, **decided)
     if not _gone(run, timeout):
         raise AgentError("timeout", "the supervisor of run %s does not react" % run, run=run)
-    record = runlog.read(run)
+    record = runs.read(run)
     if not record.confirmed:  # the supervisor died between the two: what it was to write is ours to write
         _refuse_if_undone(run, record)
         with runlog.owning(run):
@@ -129,7 +131,7 @@ def revert(call: Context, run: str) -> Dict[str, Any]:
     return report
 
 
-def _refuse_if_undone(run: str, record: runlog.Record) -> None:
+def _refuse_if_undone(run: str, record: Record) -> None:
     """Nobody may confirm a change that was not wholly made."""
     if record.outcome or any(step.state != "done" for step in record.steps):
         raise AgentError("conflict", "the supervised change of run %s is not in place" % run, run=run)
@@ -143,7 +145,7 @@ def _decided_already(run: str) -> bool:
 def _gone(run: str, seconds: float) -> bool:
     """Whether the supervisor has ended, at the latest after `seconds`, and its locks with it."""
     deadline = time.monotonic() + seconds
-    while runlog.supervised(run):
+    while runs.supervised(run):
         if time.monotonic() >= deadline:
             return False
         time.sleep(TICK)
@@ -164,7 +166,7 @@ def _next(events: BinaryIO) -> Any:
 
 def _import_all(run: str, names: List[str]) -> None:
     """Have the source of everything the supervisor may need: for this change, and to take back those before it."""
-    for step in runlog.read(run).steps:
+    for step in runs.read(run).steps:
         names = names + [name for name, _ in (step.undo or []) + step.settle]
     for name in names:
         calls.find(name)
@@ -181,8 +183,8 @@ def _spawn(run: str) -> "subprocess.Popen[bytes]":
     config = {"run": run, "state": os.environ.get("OPSCTL_STATE_DIR"), "run_lock": run_lock, "held": held}
     text = "%s\nboot(%r, 'supervisor', i, %r)\n" % (sources["loader"], sources, config)
     boot = zlib.compress(text.encode())
-    path = runlog.folder(run)
-    alive = runlog.take_lock(os.path.join(path, "supervisor.lock"))
+    path = runs.folder(run)
+    alive = flocks.take(os.path.join(path, "supervisor.lock"))
     if alive is None:
         raise AgentError("exists", "run %s is supervised already" % run, run=run)
     try:

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, BinaryIO, Dict, Optional
 
-from opsctl.agent import calls, durable, loader, runlog, steps, verdict
+from opsctl.agent import calls, durable, loader, runlog, runs, steps, verdict
 from opsctl.agent.protocol import Context, frame, read_frame
 
 TICK = 0.1  # seconds between looks at the verdict
@@ -91,13 +91,13 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
 
 def _fetch(run: str, name: str) -> bool:
     """A module that a later step of the run needs to be taken back: its agent has left it in the run's folder."""
-    found = durable.read_json(os.path.join(runlog.folder(run), "modules.json")) or {}
+    found = durable.read_json(os.path.join(runs.folder(run), "modules.json")) or {}
     loader.add(name, found.get(name))
     return name in found
 
 
 def events_path(run: str) -> str:
-    return os.path.join(runlog.folder(run), "events")
+    return os.path.join(runs.folder(run), "events")
 
 
 def _await(run: str, deadline: float) -> Dict[str, Any]:

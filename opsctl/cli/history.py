@@ -88,7 +88,7 @@ def _of_hosts(inventory: str | None, host: str, limit: int) -> tuple[list[dict[s
             "host": one.host.name, "run": past.run, "started": _time(past.begun), "playbook": past.playbook,
             "who": str(past.meta.get("who", "?")), "steps": past.steps,
             "outcome": past.outcome if past.state == "ended" else past.state, "why": past.why,
-            "summary": past.ended_as,
+            "summary": past.ended_as, "damage": list(past.damage),
         }
         for one in done
         for past in one.value or ()

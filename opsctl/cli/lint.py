@@ -28,7 +28,7 @@ def lint(
         typer.Option("--output", "-o", envvar="OPSCTL_OUTPUT", help="How to show findings."),
     ] = "human",
 ) -> int:
-    """Check playbooks without touching a host. Ends with 2 when one cannot be used, with 3 when there are findings.
+    """Check playbooks without touching a host. Ends with 2 when there are errors, with 3 when there is less to say.
 
     Example: opsctl lint playbooks/*.yaml
     """
@@ -39,7 +39,7 @@ def lint(
     # What is wrong with the inventory is found once for each playbook.
     found = list(dict.fromkeys(f for name in playbooks for f in findings_of(find.playbook(name), loaded)))
     _show(found, output, len(playbooks))
-    if any(f.rule == "load" for f in found):
+    if any(f.level == "error" for f in found):
         return Exit.USAGE
     return Exit.CHANGES if found else Exit.DONE
 

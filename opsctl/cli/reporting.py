@@ -14,6 +14,7 @@ import typer
 from opsctl.cli.playing import JunitOption, Output, OutputOption, SummaryOption, write_file
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.secret import mask, revealed
+from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
@@ -111,7 +112,7 @@ def _from_here(found: Finding) -> Finding:
 def _printed(show: Callable[[], None]) -> str:
     with redirect_stdout(io.StringIO()) as printed:
         show()
-    return printed.getvalue()
+    return "\n".join(map(printable, printed.getvalue().split("\n")))
 
 
 def _github_group(title: str, text: str) -> str:

@@ -179,7 +179,10 @@ def _show(wanted: _Wanted, found: Mapping[str, Sequence[Undoing]]) -> None:
             what = "to undo" if step.can_undo else "cannot be undone"
             typer.echo(printable(f"{host.name}: {what}: {step.task}"))
         ended = next((one.past.ended_as for one in found.get(host.name, ()) if one.past.outcome == "rolled-back"), None)
-        if not steps:
+        damaged = {sentence for one in found.get(host.name, ()) for sentence in one.past.damage if _left(one)}
+        for sentence in sorted(damaged):
+            typer.echo(printable(f"{host.name}: the journal is damaged: {sentence}"))
+        if not steps and not damaged:
             typer.echo(printable(f"{host.name}: {ended or 'it changed nothing'}"))
 
 
@@ -195,5 +198,17 @@ def tell_report(host: str, report: Report, *, err: bool = False) -> Exit:
     for step in report.steps:
         why = f": {step.message}" if step.message else ""
         typer.echo(printable(f"{host}: {UNDO_WORDS.get(step.status, step.status)}: {step.task}{why}"), err=err)
-    typer.echo(printable(f"{host}: {'everything is undone' if report.whole else 'NOT everything is undone'}"), err=err)
+    for sentence in report.damage:
+        typer.echo(printable(f"{host}: the journal is damaged: {sentence}"), err=err)
+    if report.unlogged:
+        typer.echo(printable(f"{host}: this rollback could not be noted in the journal: {report.unlogged}"), err=err)
+    typer.echo(printable(f"{host}: {_end(report)}"), err=err)
+    if report.damage:
+        return Exit.DAMAGED
     return Exit.DONE if report.whole else Exit.ROLLBACK_FAILED
+
+
+def _end(report: Report) -> str:
+    if report.damage:
+        return "what the journal still has is undone; more may have been changed, which it does not know of any more"
+    return "everything is undone" if report.whole else "NOT everything is undone"

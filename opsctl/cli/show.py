@@ -55,4 +55,4 @@ def _from_host(run: str, inventory: str | None, host: str) -> int:
             return Exit.DONE
         told = remote.call(journal.show(meant(run, known, f"on {one.name}")), timeout=60).result
     typer.echo(printable(json.dumps(told, indent=2, ensure_ascii=False)))
-    return Exit.DONE
+    return Exit.DAMAGED if told.get("damage") else Exit.DONE

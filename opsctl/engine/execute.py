@@ -245,6 +245,8 @@ class Doing:
             reply = self._follow(timeout)
         if reply.result.get("state") == "reverted":
             raise Reverted.of(reply, self.session.name)
+        if change.after:
+            self.session.after.append((self.task.become, self.label, change.after))
         return journal.replies(reply)
 
     def _tell_unless_stopped(self, text: str, fraction: float | None) -> None:

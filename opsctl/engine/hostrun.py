@@ -264,6 +264,9 @@ class HostRun:
                 go_on = resume.advice(one, self.session.info.meta)
                 self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
                            f"opsctl rollback {one.run}, or {go_on}")  # fmt: skip
+            elif one.state in ("damaged", "unreadable"):
+                self._note("warning", f"run {one.run} ({one.playbook}): {one.ended_as}",
+                           f"opsctl rollback {one.run} undoes what it still has")  # fmt: skip
         if past and past[0].expired:
             self._note("warning", f"the last run here, {past[0].run} ({past[0].playbook}), was not confirmed in time: "
                        "the host has taken it back by itself", f"opsctl show {past[0].run}")  # fmt: skip

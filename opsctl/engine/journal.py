@@ -18,7 +18,9 @@ class PastRun:
     """A run as a host's journal tells it.
 
     Attributes:
-        state: running | supervised | unfinished | ended.
+        order: its number among the runs of this host, whatever the clock said; 0: made before they were counted.
+        state: running | supervised | unfinished | ended | damaged | unreadable (another format, or somebody else's).
+        damage: what its journal lacks, a sentence each.
         why: what made it end so, such as "not confirmed".
         attended: its operator is still connected.
         users: in whose journals on the host it may stand besides; None: the login user.
@@ -37,6 +39,8 @@ class PastRun:
     undone: int
     meta: Mapping[str, Any]
     checkpoint: Mapping[str, Any]
+    order: int = 0
+    damage: tuple[str, ...] = ()
 
     @property
     def unfinished(self) -> bool:
@@ -47,6 +51,8 @@ class PastRun:
         """How it ended, or what it is doing."""
         if self.state == "supervised":
             return "waits to be confirmed" if self.attended else "waits to be confirmed, its operator is gone"
+        if self.damage and self.outcome != "rolled-back":
+            return f"its journal is damaged: {'; '.join(self.damage)}"
         said = (self.outcome if self.state == "ended" else self.state) or self.state
         return f"{said} by the host, not confirmed in time" if self.expired else said
 
@@ -86,10 +92,17 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rollback did."""
+    """What a rollback did.
+
+    Attributes:
+        damage: what the journal lacks, a sentence each: more may have been done than could be undone.
+        unlogged: why the journal does not have all of the rollback; None: it has.
+    """
 
     steps: tuple[Undone, ...]
     whole: bool
+    damage: tuple[str, ...] = ()
+    unlogged: str | None = None
 
 
 def begin(run: str, meta: Mapping[str, Any], *, resume: bool) -> Call:
@@ -136,12 +149,12 @@ def rollback(run: str, why: str | None = None) -> Call:
     return Call("journal.rollback", {"run": run, "why": why})
 
 
-def list_runs(limit: int = 10) -> Call:
-    return Call("journal.list", {"limit": limit})
+def list_runs(limit: int = 10, *, checkpoints: bool = False) -> Call:
+    return Call("history.list", {"limit": limit, "checkpoints": checkpoints})
 
 
-def show(run: str) -> Call:
-    return Call("journal.show", {"run": run})
+def show(run: str, *, checkpoint: bool = False) -> Call:
+    return Call("history.show", {"run": run, "checkpoint": checkpoint})
 
 
 def past_runs(reply: Reply) -> list[PastRun]:
@@ -163,6 +176,8 @@ def past_run(told: Mapping[str, Any]) -> PastRun:
         undone=int(told.get("undone") or 0),
         meta=told.get("meta") or {},
         checkpoint=told.get("checkpoint") or {},
+        order=int(told.get("order") or 0),
+        damage=_sentences(told.get("damage")),
     )
 
 
@@ -179,7 +194,13 @@ def report(told: Mapping[str, Any]) -> Report:
     settled: Sequence[Mapping[str, Any]] = told.get("settle") or ()
     found = [Undone(str(s.get("task") or ""), str(s["status"]), _message(s.get("error"))) for s in steps]
     found += [Undone(str(s["call"]), "failed", _message(s["error"])) for s in settled if s.get("error")]
-    return Report(tuple(found), told.get("outcome") == "rolled-back")
+    unlogged = told.get("unlogged")
+    return Report(
+        tuple(found),
+        told.get("outcome") == "rolled-back",
+        _sentences(told.get("damage")),
+        str(unlogged) if unlogged else None,
+    )
 
 
 def waits(progress: Any) -> str | None:
@@ -187,6 +208,10 @@ def waits(progress: Any) -> str | None:
     if isinstance(progress, Mapping) and "data" in progress:
         progress = progress["data"]  # of a supervised run
     return str(progress.get("text")) if isinstance(progress, Mapping) and progress.get("waits") else None
+
+
+def _sentences(told: Any) -> tuple[str, ...]:
+    return tuple(str(one) for one in told) if isinstance(told, list) else ()
 
 
 def _message(error: Any) -> str:

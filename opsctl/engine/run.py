@@ -26,7 +26,7 @@ from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play, Playbook, straight
 from opsctl.engine.templating import At
 from opsctl.engine.undo import looked_up
-from opsctl.errors import Exit, OpsctlError, RemoteError, UsageError
+from opsctl.errors import Damaged, Exit, OpsctlError, RemoteError, UsageError
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.inventory.load import known_as
 from opsctl.secret import masked
@@ -37,6 +37,7 @@ _OUTCOMES = {
     Exit.DONE: "done", Exit.FAILED: "failed", Exit.UNREACHABLE: "unreachable", Exit.LOCKED: "locked",
     Exit.ROLLED_BACK: "rolled back", Exit.CONFLICT: "conflict", Exit.GATE: "gate not met",
     Exit.ROLLBACK_FAILED: "rollback failed", Exit.INTERRUPTED: "interrupted", Exit.CHANGES: "changes needed",
+    Exit.DAMAGED: "journal damaged",
 }  # fmt: skip
 
 
@@ -270,7 +271,7 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
     """
     run = plan.run
     try:
-        told = session.remote().call(journal.show(run), timeout=60).result
+        told = session.remote().call(journal.show(run, checkpoint=True), timeout=60).result
         found = [(one.user, one.past) for one in reversed(looked_up(session.remote(), run))]
     except RemoteError as error:
         if error.kind != "not-found":
@@ -280,6 +281,9 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
         raise UsageError(f"run {run} was not made for this host", where=session.name,
                          hint=f"leave it out: --limit {','.join(sorted(begun_for))}") from None  # fmt: skip
     past = journal.past_run(told)
+    if past.state in ("damaged", "unreadable"):
+        raise Damaged(f"run {run} cannot be gone on with: {past.ended_as}", where=session.name,
+                      hint=f"opsctl rollback {run} undoes what the journal still has")  # fmt: skip
     if past.outcome == "done":
         return _ALL_DONE
     if past.outcome == "rolled-back":

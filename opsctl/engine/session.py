@@ -52,6 +52,7 @@ class Session:
         left: numbers of tasks of this play that failed where the play went on: not done, though later ones are.
         supervised: the host waits for us to confirm.
         resumed: the run was begun on this host before.
+        after: what changes want done once the run has ended well: as whom, the task, the calls.
     """
 
     host: InventoryHost
@@ -72,6 +73,7 @@ class Session:
     changed: bool = False  # something has changed, or in check mode would
     made: set[str] = field(default_factory=set)  # folders that would be there by now, in check mode
     seq: int = 0
+    after: list[tuple[bool | str | None, str, tuple[Call, ...]]] = field(default_factory=list)
     saving: list[Pending] = field(default_factory=list)  # the last checkpoint that was sent
     current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -111,7 +113,7 @@ class Session:
         if lock and not self.lock:
             first += remote.send([hostlock.take(self.info.meta, self.token, self.info.lock_wait, lock)])
         if not self.info.check and self.past is None:
-            first += remote.send([journal.list_runs()])
+            first += remote.send([journal.list_runs(checkpoints=True)])
         return first
 
     def opened(self, first: list[Pending], lock: str | None) -> bool:

@@ -16,10 +16,9 @@ from typing import Any, cast
 
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, Undefined, UndefinedError, nodes
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.meta import find_undeclared_variables
-from jinja2.nativetypes import NativeCodeGenerator, NativeTemplate
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.nativetypes import NativeTemplate
 
+from opsctl.engine.bounded import BoundedEnvironment, ValueGenerator, bounded, rendering
 from opsctl.engine.filters import FILTERS, TESTS
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import Place, UsageError
@@ -27,8 +26,12 @@ from opsctl.secret import MASK, Secret
 from opsctl.text import nearest, one_line
 from opsctl.yaml_source import Source
 
-# What filters and operators raise on values that do not fit them.
-_AT_RUN_TIME = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
+# What filters and operators raise on values that do not fit them, or that are nested too deeply.
+_AT_RUN_TIME = (
+    TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError,
+)  # fmt: skip
+# What reading a template raises that is nested too deeply, or has a number of thousands of digits in it.
+_TOO_DEEP = (RecursionError, MemoryError, SyntaxError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,11 @@ def render_text(text: str, variables: Mapping[str, Any], name: str) -> str:
         template = _text_environment().from_string(text)
     except TemplateSyntaxError as error:
         raise UsageError(f"template error: {error.message}", where=Place(name, error.lineno)) from None
+    except _TOO_DEEP:
+        raise UsageError("the template is nested too deeply", where=Place(name)) from None
     try:
-        return "".join(_parts(template, variables))
+        with rendering():
+            return _text_environment().concat(_parts(template, variables))
     except (Undecided, UsageError):
         raise
     except UndefinedError as error:
@@ -159,7 +165,10 @@ def names_in_condition(condition: bool | str | Iterable[bool | str]) -> set[str]
 
 def parse(text: str) -> nodes.Template:
     """The syntax tree of a template. Raises TemplateError."""
-    return _environment().parse(text)
+    try:
+        return _environment().parse(text)
+    except _TOO_DEEP:
+        raise TemplateError("the template is nested too deeply") from None
 
 
 def as_template(expression: str) -> str:
@@ -170,15 +179,16 @@ def as_template(expression: str) -> str:
 @cache
 def _names(text: str) -> frozenset[str]:
     try:
-        return frozenset(find_undeclared_variables(_environment().parse(text)))
-    except TemplateError:
+        return _environment().names_used(text)
+    except (TemplateError, *_TOO_DEEP):
         return frozenset()
 
 
 def _value_of(text: str, variables: Mapping[str, Any], at: At) -> Any:
     template = _compiled(text, at)
     try:
-        value = _joined(_parts(template, variables))
+        with rendering():
+            value = _joined(_parts(template, variables))
     except Undecided:
         raise
     except UsageError as error:
@@ -221,6 +231,7 @@ def _joined(parts: Iterable[Any]) -> Any:
     for value in values:
         if isinstance(value, Undefined):
             value._fail_with_undefined_error()
+    bounded(values)
     if len(values) == 1:
         if isinstance(values[0], Unknown):
             str(values[0])  # raises Undecided
@@ -239,22 +250,17 @@ class _NullInText(TemplateError):
         super().__init__("a null is no text: say what is to stand there, as in {{ name or '' }}")
 
 
-class _Generator(NativeCodeGenerator):
-    """Keeps the type of a constant expression: `{{ 5 }}` is the number."""
-
-    def _output_const_repr(self, group: Iterable[Any]) -> str:
-        values = list(group)
-        return repr(values[0]) if len(values) == 1 else repr("".join(str(v) for v in values))
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    code_generator_class = _Generator
+class _Environment(BoundedEnvironment):
+    code_generator_class = ValueGenerator
     template_class = NativeTemplate
-    concat = staticmethod(_joined)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.concat = _joined
 
 
-def _prepare(environment: ImmutableSandboxedEnvironment) -> ImmutableSandboxedEnvironment:
-    environment.filters |= FILTERS
+def _prepare(environment: BoundedEnvironment) -> BoundedEnvironment:
+    environment.bound(FILTERS)
     environment.tests |= TESTS
     for unwanted in ("lipsum", "cycler", "joiner"):
         del environment.globals[unwanted]
@@ -262,19 +268,19 @@ def _prepare(environment: ImmutableSandboxedEnvironment) -> ImmutableSandboxedEn
 
 
 @cache
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> BoundedEnvironment:
     return _prepare(_Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False))
 
 
 @cache
-def _text_environment() -> ImmutableSandboxedEnvironment:
+def _text_environment() -> BoundedEnvironment:
     def in_clear(value: Any) -> Any:
         if value is None:
             raise _NullInText
         return value.reveal() if isinstance(value, Secret) else value
 
     return _prepare(
-        ImmutableSandboxedEnvironment(
+        BoundedEnvironment(
             undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True,
             autoescape=False, finalize=in_clear,
         )
@@ -292,7 +298,7 @@ def _compiled(text: str, at: At) -> Any:
     except TemplateSyntaxError as error:
         line = f" (line {error.lineno} of the text)" if "\n" in text.strip() else ""
         raise UsageError(f"template error: {error.message}{line} in {one_line(text, 80)}", where=at.place) from None
-    except (RecursionError, MemoryError):
+    except _TOO_DEEP:
         raise UsageError("the template is nested too deeply", where=at.place) from None
 
 

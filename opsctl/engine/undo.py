@@ -102,7 +102,12 @@ def undo_all(found: Sequence[Undoing], on_progress: Callable[[str], None]) -> jo
         for one in rest:
             told = one.agent.call(journal.rollback(one.past.run, "asked for"), on_progress=progress).result
             reports.append(journal.report(told))
-    return journal.Report(tuple(step for report in reports for step in report.steps), all(r.whole for r in reports))
+    return journal.Report(
+        tuple(step for report in reports for step in report.steps),
+        all(report.whole for report in reports),
+        tuple(sentence for report in reports for sentence in report.damage),
+        next((report.unlogged for report in reports if report.unlogged), None),
+    )
 
 
 def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], float], why: str) -> bool:
@@ -136,4 +141,9 @@ def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None]
     """Tell each step of a rollback. Whether everything could be undone."""
     for step in report.steps:
         emit(UndoStep(at=clock(), host=host, task=step.task, outcome=step.status, message=step.message))
+    for sentence in report.damage:
+        emit(Note(at=clock(), host=host, level="error", message=f"the journal is damaged: {sentence}"))
+    if report.unlogged:
+        text = f"this rollback could not be noted in the journal: {report.unlogged}"
+        emit(Note(at=clock(), host=host, level="warning", message=text))
     return report.whole

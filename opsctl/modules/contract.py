@@ -65,6 +65,7 @@ class Change:
         undo: agent calls that take it back, in the order in which they are to run; every one does nothing where
             there is nothing to take back, so that a half-applied change can be undone. None: cannot be undone.
         settle: agent calls to run once, after everything of a run has been undone (start what was running before).
+        after: agent calls to make, as a step of their own, once the run has ended well and its gates hold.
         transfer: moves bytes to the host before `calls` run. Leaves nothing visible; continues where it was cut. Gives
             what `register` gets in the place of `values` of the same names, which foretell it.
         diffs: what `--diff` shows.
@@ -77,6 +78,7 @@ class Change:
     calls: tuple[Call, ...]
     undo: tuple[Call, ...] | None = ()
     settle: tuple[Call, ...] = ()
+    after: tuple[Call, ...] = ()
     transfer: Callable[[Host, Progress], Mapping[str, Any]] | None = None
     diffs: tuple[FileDiff, ...] = ()
     unknown: str | None = None

@@ -12,14 +12,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.agent.releases import SHORT, has
+from opsctl.agent.retention import MADE
 from opsctl.drafter.staging import RESERVE, Source, outline_source, read_source
 from opsctl.errors import TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
 from opsctl.modules.release_transfer import amounts, transfer
-from opsctl.text import size
-
-KEEP = "release"
+from opsctl.text import few, size
 
 
 def _name(value: str) -> str:
@@ -37,7 +36,11 @@ class DrafterStageArgs(ModuleArgs):
     releases: HostPath | None = Field(
         None, description="Folder of all releases on the host; by default that of the host's sglang section."
     )
-    keep: int = Field(3, ge=0, description="Earlier releases of this name that stay; one in service always does.")
+    keep: int = Field(
+        3,
+        ge=0,
+        description="Earlier releases of this name that stay; one in service or that a rollback may need always does.",
+    )
     follow_links: bool = Field(False, description="Take what links that leave the folder point at.")
 
     @model_validator(mode="after")
@@ -66,7 +69,7 @@ class DrafterStage(Module[DrafterStageArgs]):
 """
 
     def observe(self, args: DrafterStageArgs, site: Site) -> Sequence[Call]:
-        where = {"root": _releases(args, site), "name": _named(args)}
+        where = {"root": _releases(args, site), "name": _named(args), "old": args.keep}
         if args.host_path is not None:
             return (Call("stage.look", {**where, "source": args.host_path, "follow_links": args.follow_links}),)
         source = _local(args, site, outline_source)
@@ -99,10 +102,14 @@ class DrafterStage(Module[DrafterStageArgs]):
             summary += f", less if most of the {size(found['partial'])} that an earlier run has left is the same"
         for path in found["damaged"]:
             summary += f"; {path} does not say any more what it holds, so nothing is taken from it"
-        where = {"root": _releases(args, site), "name": _named(args), "key": source.key}
-        old = args.keep
-        place = Call("stage.place", {**where, "old": old, "keep_as": KEEP})
-        undo = Call("stage.remove", {"keep_as": KEEP})
+        outdated = [path for path in found["outdated"] if path != f"{found['top']}/{name}"]
+        if outdated:
+            summary += f"; when the run has ended well, remove {few([posixpath.basename(path) for path in outdated])}"
+        own = {"root": _releases(args, site), "name": _named(args)}
+        where = {**own, "key": source.key}
+        place = Call("stage.place", {**where, "keep_as": MADE})
+        prune = (Call("stage.prune", {**own, "paths": outdated}),) if outdated else ()
+        undo = Call("stage.remove", {"keep_as": MADE})
         similar = seen[0].body if found["partial"] else None
 
         def whole(cancelled: Callable[[], bool]) -> Source:
@@ -118,6 +125,7 @@ class DrafterStage(Module[DrafterStageArgs]):
             (undo,),
             transfer=bring,
             values=amounts(source, planned),
+            after=prune,
             makes=frozenset((found["top"],)),
         )
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from opsctl.agent import limits
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
-from opsctl.errors import Conflict, Locked, OpsctlError, RemoteError, Unreachable, UsageError
+from opsctl.errors import Conflict, Damaged, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line, size
@@ -38,6 +38,7 @@ class Pending:
     outcome: Reply | OpsctlError | None = None
     news: list[tuple[Any, bytes, int]] = field(default_factory=list)  # progress not yet handed on, and its size
     waiting: int = 0  # bytes of news
+    told: int = 0  # bytes of the headers of all progress so far
 
     def wait(self, timeout: float | None = None) -> Reply:
         """The reply. Raises RemoteError (kind timeout after `timeout` seconds), Locked, Unreachable."""
@@ -71,6 +72,7 @@ class AgentClient:
         self._buffer = bytearray()
         self._heard = time.monotonic()
         self._brought = 0  # modules that it asked for
+        self._pings = 0  # that were not answered yet
         self._dead: OpsctlError | None = None
         heartbeat.keep(self)
 
@@ -179,6 +181,7 @@ class AgentClient:
             try:
                 with contextlib.suppress(OpsctlError, OSError):
                     if self._stream.can_send():
+                        self._pings += 1
                         self._write(frame({"ping": 0}))
             finally:
                 self._sending.release()
@@ -287,6 +290,9 @@ class AgentClient:
             self._bring(header["need"])
             return
         if "pong" in header:
+            self._pings -= 1
+            if self._pings < 0:
+                raise ProtocolError("an answer to a ping that was never sent")
             return
         number = header.get("id")
         if type(number) is not int or not 0 < number <= self._numbers:
@@ -313,6 +319,9 @@ class AgentClient:
 
     @staticmethod
     def _note(pending: Pending, data: Any, body: bytes, length: int) -> None:
+        pending.told += length
+        if pending.told > limits.STORY:
+            raise ProtocolError(f"more than {size(limits.STORY)} of progress of {pending.call.name}")
         if pending.on_progress is None:
             return  # nobody wants to know
         pending.news.append((data, body, length + len(body)))
@@ -356,8 +365,13 @@ def _error(error: Any, host: str) -> OpsctlError:
         return locked(message, holder if isinstance(holder, dict) else {}, host)
     if kind == "conflict":
         return Conflict(message, kind=kind, where=host, fields=fields)
+    if kind == "damaged":
+        hint = f"opsctl rollback {fields['run']} undoes what it still has" if fields.get("damage") else None
+        return Damaged(message, kind=kind, where=host, hint=hint, fields=fields)
     hint = None
-    if fields.get("state"):
+    if kind == "unsafe":
+        hint = "see whose it is; make it yours alone, or set `state_dir` of the host in the inventory to another folder"
+    elif fields.get("state"):
         hint = "free some space there, or set `state_dir` of the host in the inventory"
     return RemoteError(message, kind=kind, where=host, hint=hint, fields=fields)
 

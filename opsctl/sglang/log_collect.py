@@ -228,7 +228,7 @@ def of_run(wish: Wish, host: Asked) -> Wish:
     """The wish with the run's whole name, and from a little before its begin on. Raises UsageError if there is none."""
     if wish.run is None:
         return wish
-    runs = host.call(Call("journal.list", {"limit": 100}), timeout=60).result["runs"]
+    runs = host.call(Call("history.list", {"limit": 100}), timeout=60).result["runs"]
     run = meant(wish.run, [str(one["run"]) for one in runs], "on this host")
     begun = next(one["begun"] for one in runs if one["run"] == run)
     now = host.call(Call("logfiles.look"), timeout=60).result["now"]

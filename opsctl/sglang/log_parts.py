@@ -188,7 +188,7 @@ def _host(server: Server, back: float) -> list[Part]:
 
 
 def _runs(run: str | None) -> list[Part]:
-    found: list[Part] = [{"name": "runs.json", "call": "journal.list", "args": {"limit": 20}}]
+    found: list[Part] = [{"name": "runs.json", "call": "history.list", "args": {"limit": 20}}]
     if run:
-        found.append({"name": "run.json", "call": "journal.show", "args": {"run": run}})
+        found.append({"name": "run.json", "call": "history.show", "args": {"run": run}})
     return found

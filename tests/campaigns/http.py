@@ -25,7 +25,7 @@ from pathlib import Path
 from opsctl.errors import Exit
 from tests.campaigns.campaign import Case
 
-SHORT = 8
+SHORT = 6
 MOST_MEMORY = 640 << 20  # bytes: what Python makes of 16 MiB of JSON is thirty times as large at worst
 REPOSITORY = Path(__file__).parents[2]
 HUNG = 240  # seconds after which a command that should have ended is ended: no figure of a test hangs on it

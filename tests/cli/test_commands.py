@@ -472,7 +472,7 @@ def test_lint(project: Project, cli: Cli) -> None:
         ("secret", 4), ("unused", 5), ("handler", 7), ("module", 9), ("undo", 9), ("undefined", 10), ("file", 11),
         ("gate", 13),
     }  # fmt: skip
-    assert said.code == Exit.CHANGES
+    assert said.code == Exit.USAGE
     sarif = json.loads(cli("lint", "play.yaml", "-o", "sarif").out)
     results = sarif["runs"][0]["results"]
     assert {r["ruleId"] for r in results} == {rule for rule, _ in found}
@@ -493,7 +493,7 @@ def test_lint_tells_what_is_registered_too_late_and_what_hides_behind_sudo(proje
         "  - shell: cd /srv && LC_ALL=C sudo /usr/bin/systemctl restart web\n"
     )
     said = cli("lint", "play.yaml")
-    assert said.code == Exit.CHANGES
+    assert said.code == Exit.USAGE
     assert "play.yaml:3:26: error: the variable 'seen' is registered only later, by 'see' [undefined]" in said.out
     assert "play.yaml:6:5: notice: systemctl in shell: the module service can be checked and undone" in said.out
     assert "2 findings" in said.out
@@ -535,7 +535,7 @@ def test_lint_looks_into_template_files(project: Project, cli: Cli) -> None:
     assert cli("lint", "play.yaml").code == Exit.DONE
     project.write("{{ name }} {{ naem }}\n", "a.j2")
     said = cli("lint", "play.yaml")
-    assert said.code == Exit.CHANGES
+    assert said.code == Exit.USAGE
     assert "play.yaml:4:21: error: the variable 'naem' is defined nowhere" in said.out
     assert "did you mean 'name'?" in said.out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.cli.main import run
+from opsctl.cli.main import run, tell
 from opsctl.cli.reporting import Output, Reporting
-from opsctl.errors import Exit, Place
+from opsctl.engine.events import Note
+from opsctl.errors import Exit, Place, RemoteError
 from opsctl.report import findings
 from opsctl.report.annotations import Annotation, github, github_fence
+from opsctl.report.ci_view import GitlabView
 from opsctl.report.drafter_cases import key_lines
 from opsctl.report.findings import Finding
+from opsctl.report.plain import PlainView
 from opsctl.secret import mask, remember
 from tests.drafter import build
 from tests.probe.probe_standin import Shape, serving
@@ -118,6 +122,16 @@ def test_a_line_that_looks_like_a_command_is_none() -> None:
         token = first.removeprefix("::stop-commands::")
         assert last == f"::{token}::"
         assert token not in text
+
+
+@pytest.mark.parametrize("text", ["a\n::error::b", "a\n \t::stop-commands::b", "x ##[set-output]y", "##vso[task.x]y"])
+def test_no_text_of_a_host_is_a_command_to_a_ci_system(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    tell(RemoteError(text, where="box", hint=text))
+    PlainView(print)(Note(at=0.0, host="box", level="warning", message=text))
+    GitlabView(print)(Note(at=0.0, host="box", level="warning", message="\x1b[0Ksection_start:1:x\r\x1b[0K"))
+    said = "".join(capsys.readouterr())
+    assert not re.search(r"^\s*::|##\[|##vso\[|\r|\x1b", said, re.M)
+    assert "error" in said or "\\x" in said  # it is told all the same
 
 
 def test_a_run_fences_the_output_of_a_host(

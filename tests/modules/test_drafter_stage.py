@@ -57,6 +57,8 @@ class Staging:
         step = journal.apply(f"r{self.runs}", 0, "stage", change.calls, change.undo, change.settle)
         done = journal.replies(self.host.call(step))
         result = self.module.result(parsed, seen, done, self.site)
+        for call in change.after:
+            self.host.call(call)
         return {"changed": True, "summary": change.summary, **change.values, **moved, **result}
 
     def rollback(self) -> dict[str, Any]:
@@ -360,6 +362,37 @@ def test_old_releases_go_but_never_one_in_service(staging: Staging, tmp_path: Pa
         if seed == 0:
             os.symlink(made[0], tmp_path / "weights/releases/draft/current")
     assert staging.releases == sorted([made[0], "current", made[2], made[3]])
+
+
+def test_releases_that_a_rollback_may_need_stay_until_it_is_done(staging: Staging, tmp_path: Path) -> None:
+    """As many rollbacks as there were deploys, though fewer releases are to be kept: each brings back what served."""
+    current, served = tmp_path / "weights/releases/draft/current", []
+    for seed in range(5):
+        made = os.path.basename(staging.run(path=str(drafter(tmp_path / str(seed), fc=seed)), keep=1)["release"])
+        run, served = f"r{staging.runs}", [*served, made]
+        link = Call("files.link", {"path": str(current), "target": made, "keep": "link"})
+        undo = Call("files.restore", {"path": str(current), "keep": "link"})
+        staging.host.call(journal.apply(run, 1, "switch", [link], [undo]))
+    assert staging.releases == sorted([*served, "current"])
+    for last in range(4, 0, -1):
+        staging.runs = last + 1
+        assert staging.rollback()["outcome"] == "rolled-back"
+        assert os.readlink(current) == served[last - 1]
+        assert contents(current.resolve()) == contents(tmp_path / str(last - 1))
+        assert staging.releases == sorted([*served[:last], "current"])  # what the run made is gone
+
+
+def test_what_is_pruned_is_foretold_and_never_what_has_come_into_use_since(staging: Staging, tmp_path: Path) -> None:
+    names = []
+    for seed in range(3):
+        names.append(os.path.basename(staging.run(path=str(drafter(tmp_path / str(seed), fc=seed)))["release"]))
+        os.utime(tmp_path / "weights/releases/draft" / names[-1], (seed, seed))
+    _, _, change = staging.plan(path=str(drafter(tmp_path / "new", fc=9)), keep=1)
+    assert change is not None
+    assert f"; when the run has ended well, remove {names[1]}, {names[0]}" in change.summary
+    os.symlink(names[1], tmp_path / "weights/releases/draft/current")
+    [prune] = change.after
+    assert staging.host.call(prune).result == {"removed": [str(tmp_path / "weights/releases/draft" / names[0])]}
 
 
 def test_a_folder_of_the_host_becomes_a_release_without_a_byte_over_the_wire(staging: Staging, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent import journal, runlog
+from opsctl.agent import history, journal, runs
 from opsctl.agent.protocol import AgentError, Context
 from tests.remote.steps import RUN, tree, writing
 
@@ -65,7 +65,7 @@ def take_back() -> Any:
 def recover(folder: Path) -> str | None:
     """Take the run back, twice. Says what is wrong then."""
     try:
-        [run] = journal.runs(Context())["runs"] or [None]
+        [run] = history.newest(Context())["runs"] or [None]
         if run is None:
             return None if tree(folder) == BEFORE else "changed without a journal"
         first, second = take_back(), take_back()
@@ -75,7 +75,7 @@ def recover(folder: Path) -> str | None:
         return f"left {tree(folder)}"
     if first["outcome"] != "rolled-back" or second["outcome"] != "rolled-back":
         return f"reported {first}"
-    if runlog.read(RUN).outcome != "rolled-back":
+    if runs.read(RUN).outcome != "rolled-back":
         return "outcome not noted"
     return None
 

@@ -36,7 +36,7 @@ def test_what_travels_means_the_same_on_the_same_lines(path: Path) -> None:
 def test_the_first_calls_of_a_run_fit_the_first_flights_of_a_connection() -> None:
     """Lock, journal and looking at files: Linux sends ten segments before it waits for an acknowledgement, then 20."""
     known = {*bundle.CORE, "loader"}
-    calls = [Call("lock.take"), Call("journal.list"), Call("filelook.stat"), Call("filelook.read")]
+    calls = [Call("lock.take"), Call("history.list"), Call("filelook.stat"), Call("filelook.read")]
     assert len(bundle.boot({})) < 8_000
     assert len(bundle.load_frames(calls, known)) < 14_480
     assert bundle.load_frames(calls, known) == b"", "sent twice"

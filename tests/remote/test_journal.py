@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def state_of(host: RemoteHost, run: str = RUN) -> str:
-    runs = {one["run"]: one for one in host.call(Call("journal.list")).result["runs"]}
+    runs = {one["run"]: one for one in host.call(Call("history.list")).result["runs"]}
     return str(runs[run]["state"])
 
 
@@ -46,7 +46,7 @@ def test_a_run_cut_off_is_found_and_taken_back_by_the_next(make_host: MakeHost, 
 
     following = make_host()
     eventually(lambda: state_of(following) == "unfinished")
-    found = following.call(Call("journal.show", {"run": RUN})).result
+    found = following.call(Call("history.show", {"run": RUN, "checkpoint": True})).result
     assert found["meta"] == {"who": "ann", "playbook": "p.yaml"}
     assert found["checkpoint"] == {"registered": {"x": 1}}
     assert [(step["task"], step["state"]) for step in found["log"]] == [("write a", "done"), ("write b", "done")]
@@ -145,7 +145,7 @@ def test_a_rollback_says_which_step_it_waits_for_and_for_how_long_it_will(host: 
     gate = tmp_path / "gate"
     stuck = Call("proc.run", {"argv": f"until [ -e {gate} ]; do sleep 0.05; done"})
     [step] = host.send([journal.apply(RUN, 1, "restart the server", [stuck])])
-    eventually(lambda: (host.call(Call("journal.show", {"run": RUN})).result)["log"])
+    eventually(lambda: (host.call(Call("history.show", {"run": RUN})).result)["log"])
     with pytest.raises(RemoteError, match=r"step 1, restart the server \(pid \d+, for 0:\d\d min\)") as caught:
         host.call(Call("journal.rollback", {"run": RUN, "wait": 0.1}), timeout=20)
     assert caught.value.kind == "busy"
@@ -207,7 +207,7 @@ def test_old_runs_are_removed_when_one_ends(host: RemoteHost, tmp_path: Path) ->
     for run in ("one", "two", "three"):
         host.call(begin(run))
         host.call(Call("journal.finish", {"run": run, "outcome": "done", "keep": 2}))
-    assert [one["run"] for one in host.call(Call("journal.list")).result["runs"]] == ["three", "two"]
+    assert [one["run"] for one in host.call(Call("history.list")).result["runs"]] == ["three", "two"]
 
 
 def test_a_run_that_failed_can_be_gone_on_with_and_one_that_is_done_cannot(make_host: MakeHost, tmp_path: Path) -> None:
@@ -219,12 +219,12 @@ def test_a_run_that_failed_can_be_gone_on_with_and_one_that_is_done_cannot(make_
     host.close()
 
     later = make_host()
-    [found] = later.call(Call("journal.list")).result["runs"]
+    [found] = later.call(Call("history.list", {"checkpoints": True})).result["runs"]
     assert (found["outcome"], found["checkpoint"], found["last"]) == ("failed", {"pending": ["restart"]}, 1)
     later.call(Call("journal.begin", {"run": RUN, "meta": {}, "resume": True}))
     later.call(writing(tmp_path / "b", b"two", 2))
     later.call(Call("journal.finish", {"run": RUN, "outcome": "done"}))
-    shown = later.call(Call("journal.show", {"run": RUN})).result
+    shown = later.call(Call("history.show", {"run": RUN})).result
     assert (shown["outcome"], shown["meta"]["who"], len(shown["log"])) == ("done", "ann", 2)
     with pytest.raises(RemoteError, match="has ended: done"):
         later.call(Call("journal.begin", {"run": RUN, "meta": {}, "resume": True}))

@@ -29,7 +29,7 @@ def served(tmp_path: Path) -> Path:
 
 
 def run_on(host: RemoteHost, run: str = RUN) -> dict[str, Any]:
-    found: dict[str, Any] = host.call(Call("journal.show", {"run": run})).result
+    found: dict[str, Any] = host.call(Call("history.show", {"run": run})).result
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import runlog
+from opsctl.agent import flocks
 from opsctl.practice import models
 from opsctl.practice.host import PracticeHost, practice_host
 from tests.sshd import eventually
@@ -112,7 +112,7 @@ class Story:
         """Whether nobody holds the host, nor works on a run."""
         runs = list((self.state / "runs").iterdir())
         files = [self.state / "locks/host", *(run / name for run in runs for name in ("lock", "supervisor.lock"))]
-        return not any(runlog.is_locked(str(file)) for file in files)
+        return not any(flocks.is_locked(str(file)) for file in files)
 
     def settled(self) -> str:
         """Wait until the host is left alone; the drafter it then serves, once all that is said about it agrees."""

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from opsctl.agent import runlog
+from opsctl.agent import flocks
 from tests.story.conftest import Story
 
 # Around every write of the journal, and within the change.
@@ -156,7 +156,7 @@ def test_a_second_operator_is_told_who_is_there_and_can_wait(story: Story) -> No
 
 def test_a_deploy_under_way_is_taken_back_by_a_second_operator_only_by_force(story: Story) -> None:
     first = story.start("opsctl", *story.deploy("hangs", "-e", "stall=60s"))
-    while not any(runlog.is_locked(str(lock)) for lock in (story.state / "runs").glob("*/supervisor.lock")):
+    while not any(flocks.is_locked(str(lock)) for lock in (story.state / "runs").glob("*/supervisor.lock")):
         assert first.poll() is None
     refused, forced = story.opsctl("rollback", "-y"), story.opsctl("rollback", "-y", "--force")
     assert refused.code == 6

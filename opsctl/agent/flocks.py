@@ -1,0 +1,47 @@
+"""File locks: held by the living, so there are none to break by hand."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from typing import Optional
+
+from opsctl.agent import durable
+
+
+def take(path: str, seconds: float = 0.3) -> Optional[int]:
+    """An exclusive flock, None if somebody else has it. Tries for a moment: `is_locked` holds it briefly to look."""
+    fd = durable.opened(path, os.O_RDWR | os.O_CREAT)
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                return None
+            time.sleep(0.02)
+
+
+def is_locked(path: str) -> bool:
+    """Whether anybody holds this flock, this process included."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def say(fd: int, what: bytes) -> None:
+    """Have a lock say who holds it, in the place that it has on the disk: a full one is no reason not to lock."""
+    with suppress(OSError):
+        os.pwrite(fd, what.ljust(os.fstat(fd).st_size), 0)
