@@ -174,7 +174,7 @@ def _show(found: dict[str, Summary]) -> None:
     for name, one in found.items():
         if len(found) > 1:
             typer.secho(name, bold=True)
-        with understood(name):
+        with understood(name, before=True):
             for line in log_lines.lines(one):
                 typer.echo(printable(line))
 

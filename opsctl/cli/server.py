@@ -53,7 +53,7 @@ def status(
         typer.echo(json.dumps({name: [asdict(s) for s in servers] for name, servers in found.items()}))
         return code
     for name, servers in found.items():
-        with understood(name):
+        with understood(name, before=True):
             _show(name, servers)
     return code
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from opsctl import answers
 from opsctl.agent import limits
 from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 from opsctl.errors import Conflict, Damaged, Locked, OpsctlError, RemoteError, Unreachable, UsageError
-from opsctl.remote import become, bundle, heartbeat
+from opsctl.remote import become, bundle, heartbeat, shapes
 from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line, size
 
@@ -169,6 +170,8 @@ class AgentClient:
             if pending.outcome is None and _over(deadline):
                 return self._late(pending, timeout)
         self._tell(pending)
+        if isinstance(pending.outcome, Reply) and pending.call.name not in shapes.SHAPES:
+            answers.taken(self._name)
         return pending.outcome
 
     def cancel(self, pending: Pending) -> None:
@@ -310,7 +313,7 @@ class AgentClient:
             elif "error" in header:
                 pending.outcome = _error(header["error"], self._name)
             elif "result" in header:
-                pending.outcome = Reply(header["result"], body)
+                pending.outcome = shapes.checked(pending.call.name, Reply(header["result"], body), self._name)
             else:
                 raise ProtocolError(f"an answer to call {number} with neither result nor error")
             if pending.outcome is not None:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from opsctl.agent.protocol import Call
+from opsctl.answers import Ours, understood
 from opsctl.cli.main import run as opsctl
-from opsctl.errors import Exit
+from opsctl.errors import Exit, RemoteError
+from tests.conftest import MakeHost
 from tests.engine.world import Project
 
 LIAR = Path(__file__).with_name("liar.py")
@@ -90,3 +93,34 @@ def test_an_answer_without_what_it_must_have_is_told(project: Project, capfd: py
     lying(project, 1, "history.list")
     assert opsctl(["history", "--host", "here"]) == Exit.FAILED
     assert "here: its answer was not understood" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5, 6])
+def test_an_answer_of_another_shape_is_told_as_it_comes_in(project: Project, make_host: MakeHost, seed: int) -> None:
+    lying(project, seed, "filelook.read")
+    host = make_host(python=str(project.folder / "python"))
+    with pytest.raises(RemoteError, match="the answer to filelook") as caught:
+        host.call(Call("filelook.read", {"path": "/etc/hosts"}))
+    assert caught.value.kind == "not-understood"
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault", "told"),
+    [
+        (Call("filelook.stat", {"path": "/"}), KeyError("x"), Ours),  # the shape of its answer is known
+        (Call("facts.gather", {}), AssertionError(), AssertionError),
+        (Call("facts.gather", {}), KeyError("x"), RemoteError),  # which of the two it is cannot be told
+    ],
+)
+def test_an_error_of_ours_is_not_told_as_the_hosts(
+    make_host: MakeHost, asked: Call, fault: Exception, told: type[Exception]
+) -> None:
+    host = make_host()
+
+    def read() -> None:
+        with understood(host.name):
+            host.call(asked)
+            raise fault
+
+    with pytest.raises(told):
+        read()
