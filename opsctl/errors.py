@@ -41,6 +41,7 @@ class Exit(IntEnum):
     UNFIT = 11  # drafter: would not serve; health: a check failed
     UNREADABLE = 12  # an input is damaged or hostile
     ROLLBACK_FAILED = 13  # something failed, and not every change could be undone
+    UNKNOWN = 14  # nothing wrong was seen, and something decisive could not be told
     DAMAGED = 15  # the journal of a run is damaged: what it still has was undone, and more may be left
     INTERRUPTED = 130  # stopped by the user
 

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from opsctl.agent import detached, durable, gpuhost, gpupci, gpuproc, smi, statedir
+from opsctl.agent import detached, durable, gpuhost, gpulinks, gpupci, gpuproc, smi, statedir
 from opsctl.agent.protocol import Context
 
 QUICK = 10.0  # seconds for a program that normally answers at once
@@ -38,6 +38,7 @@ def gather(
     path: Optional[str] = None,
     programs: Optional[List[str]] = None,
     quick: float = 5.0,
+    cuda: float = 30.0,
     folders: Optional[List[str]] = None,
     weights: Optional[str] = None,
     unit: Optional[str] = None,
@@ -49,19 +50,21 @@ def gather(
     """Facts about this host, as texts and numbers; the judging is done elsewhere.
 
     keep: pattern of the kernel lines worth sending. limit: seconds for nvidia-smi; after an answer within `quick`
-    seconds it is asked for the peer matrix too. root: where the host's file system is mounted. programs: folders
-    that come before PATH, which `path` replaces. servers: records of our servers (cgroup, sid, main_pid), to know
-    whose a process is.
+    seconds it is asked for peers and NVLinks too, and CUDA is started, for which it has `cuda` seconds. root: where
+    the host's file system is mounted. programs: folders that come before PATH, which `path` replaces. servers: records
+    of our servers (cgroup, sid, main_pid), to know whose a process is.
     """
     env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + smi.FOLDERS]))
-    began = time.monotonic()
+    began, now = time.monotonic(), time.time()
     # The command line of a process that is stuck with its memory locked cannot be read: who tries is stuck as well.
     seen = _side_by_side({"table": lambda: gpuproc.table(root)}, QUICK)
     entries = seen.get("table")
     asked = None if entries is None else {e["pid"]: e["state"] for e in entries if e["comm"] == smi.NAME}
     stuck = smi.stuck(root, asked)
+    names = [e["comm"] for e in entries or []]
     tasks: Dict[str, Callable[[], Any]] = {
-        "smi": lambda: _smi(call, env, limit, stuck, quick),
+        "smi": lambda: _smi(call, env, limit, stuck, quick, cuda if root == "/" else 0.0),
+        "manager": lambda: gpulinks.manager(call, env, QUICK, names),
         "klog": lambda: _kernel_log(call, env, keep),
         "pci": lambda: gpupci.devices(root),
         "host": lambda: gpuhost.facts(root, folders or ["/", "/tmp"]),
@@ -81,7 +84,10 @@ def gather(
         tasks["endpoint"] = lambda: gpuhost.endpoint(port, 30.0)
     if weights:
         tasks["weights"] = lambda: gpuhost.weights(root, weights)
-    found = _side_by_side(tasks, max(limit, 35.0 if port else 0.0, 2 * QUICK) + 2 * detached.GRACE + 1.0)
+    longest = max(limit, 35.0 if port else 0.0, 2 * QUICK, quick * 4 + (cuda if root == "/" else 0.0))
+    found = _side_by_side(tasks, longest + 2 * detached.GRACE + 1.0)
+    if "host" in found:
+        found["host"]["now"] = now  # before anything that may hang: it is compared with the asker's clock
     said = found.get("smi") or {"timed_out": True, "seconds": limit}
     found["smi"] = said
     looks = gpupci.generations(root, gpupci.slow_at_work(said.get("text", "")))
@@ -122,8 +128,8 @@ def _side_by_side(tasks: Dict[str, Callable[[], Any]], seconds: float) -> Json:
     return dict(results, errors=dict(errors, **late))
 
 
-def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], quick: float) -> Json:
-    """The one call of nvidia-smi. While another one hangs in the kernel it is not made: it would hang as well."""
+def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], quick: float, cuda: float) -> Json:
+    """nvidia-smi, and after a quick answer what else asks the driver. While one hangs in the kernel all would hang."""
     if stuck:
         return {"stuck": stuck}
     ran = smi.ask(call, ["-q", "-x"], limit, env)
@@ -133,6 +139,9 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
     if ran.code == 0 and ran.seconds <= quick and ran.out.count("<gpu id=") > 1:
         peers = smi.ask(call, ["topo", "-p2p", "r"], quick, env, 1 << 20)
         said["p2p"] = peers.out if peers.code == 0 else None
+    if ran.code == 0 and ran.seconds <= quick and "<gpu id=" in ran.out:
+        said["links"] = gpulinks.links(call, env, quick)
+        said["cuda"] = gpulinks.cuda(call, env, cuda) if cuda else {"missing": "the host is seen through another root"}
     return said
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from typing import Any, Dict, List, Optional
 
 from opsctl.agent.protocol import AgentError, Context
@@ -19,7 +18,6 @@ def facts(root: str, folders: List[str]) -> Dict[str, Any]:
     """Everything that is read without starting a program."""
     proc, cpu = os.path.join(root, "proc"), os.path.join(root, "sys/devices/system/cpu")
     return {
-        "now": time.time(),
         "uptime": float((_text(proc, "uptime") or "0").split()[0]),
         "machine": _machine(root),
         "boot_id": _text(proc, "sys/kernel/random/boot_id"),
@@ -37,8 +35,52 @@ def facts(root: str, folders: List[str]) -> Dict[str, Any]:
         "kernel_running": _text(proc, "sys/kernel/osrelease"),
         "kernel_installed": _installed(root),
         "unattended": _unattended(root),
+        "numa_nodes": _count(_text(root, "sys/devices/system/node/online")),
+        "memory_controllers": _memory_controllers(root),
+        "network": _network(root),
         "iommus": len(_names(os.path.join(root, "sys/class/iommu"))),
     }
+
+
+def _memory_controllers(root: str) -> List[Dict[str, Any]]:
+    """EDAC's counts since the kernel began; none where no driver counts."""
+    folder = os.path.join(root, "sys/devices/system/edac/mc")
+    found = []
+    for name in sorted(n for n in _names(folder) if re.match(r"^mc\d+$", n)):
+        here = os.path.join(folder, name)
+        corrected, uncorrected = _number(here, "ce_count"), _number(here, "ue_count")
+        if corrected is None or uncorrected is None:
+            continue
+        dimms = [
+            _text(os.path.join(here, unit), "dimm_label") or unit
+            for unit in sorted(_names(here))
+            if re.match(r"^(?:dimm|rank)\d+$", unit) and _number(os.path.join(here, unit), "dimm_ue_count")
+        ]
+        found.append({"name": name, "corrected": corrected, "uncorrected": uncorrected, "dimms": dimms})
+    return found
+
+
+def _network(root: str) -> List[Dict[str, Any]]:
+    """The ports of InfiniBand and RoCE adapters, with the NUMA node of their adapter."""
+    folder = os.path.join(root, "sys/class/infiniband")
+    found = []
+    for adapter in sorted(_names(folder)):
+        ports = os.path.join(folder, adapter, "ports")
+        for port in sorted(_names(ports)):
+            here = os.path.join(ports, port)
+            rate = re.match(r"^([\d.]+) Gb", _text(here, "rate"))
+            found.append(
+                {
+                    "name": "%s/%s" % (adapter, port),
+                    "state": _text(here, "state").partition(": ")[2],
+                    "physical": _text(here, "phys_state").partition(": ")[2],
+                    "kind": _text(here, "link_layer") or "InfiniBand",
+                    "rate": float(rate.group(1)) if rate else None,
+                    "downed": _number(os.path.join(here, "counters"), "link_downed"),
+                    "numa_node": _number(os.path.join(folder, adapter, "device"), "numa_node"),
+                }
+            )
+    return found
 
 
 def _machine(root: str) -> Optional[str]:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 _BUS_ID = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
+_SWITCH_CLASS = "0x0680"  # NVSwitch
 # PCIe extended capability 13: Access Control Services. Control register at +6; bit 2 redirects peer requests upwards.
 _LOOKS, _PAUSE = 3, 1.0  # a link that changes its speed while it works is caught by one of these
 _GENERATION = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
@@ -20,7 +21,7 @@ _ACS, _ACS_CONTROL, _REQUEST_REDIRECT = 0x000D, 6, 1 << 2
 
 
 def devices(root: str) -> Optional[List[Dict[str, Any]]]:
-    """GPUs, then the bridges above them; None without sysfs."""
+    """GPUs and NVSwitches, then the bridges above the GPUs; None without sysfs."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     try:
         names = sorted(os.listdir(folder))
@@ -29,14 +30,17 @@ def devices(root: str) -> Optional[List[Dict[str, Any]]]:
     slots = _slots(root)
     gpus = [n for n in names if _is_gpu(os.path.join(folder, n))]
     parents = {n: _parents(os.path.join(folder, n)) for n in gpus}
+    switches = [n for n in names if _is_switch(os.path.join(folder, n))]
     bridges = sorted({p for above in parents.values() for p in above})
-    return [_device(folder, n, True, parents[n], slots) for n in gpus] + [
-        _device(folder, n, False, [], slots) for n in bridges
-    ]
+    return [_device(folder, n, n in parents, parents.get(n, []), slots) for n in gpus + switches + bridges]
 
 
 def _is_gpu(folder: str) -> bool:
     return _text(folder, "vendor") == _NVIDIA and _text(folder, "class")[:6] in _GPU_CLASSES
+
+
+def _is_switch(folder: str) -> bool:
+    return _text(folder, "vendor") == _NVIDIA and _text(folder, "class")[:6] == _SWITCH_CLASS
 
 
 def _parents(folder: str) -> List[str]:
@@ -51,6 +55,8 @@ def _device(folder: str, name: str, gpu: bool, parents: List[str], slots: Dict[s
     return {
         "bus_id": name,
         "gpu": gpu,
+        "switch": _is_switch(here),
+        "driver": _driver(here),
         "answering": not config or config[:4] != b"\xff\xff\xff\xff",
         "slot": slots.get(name.rpartition(".")[0]),
         "numa_node": _number(here, "numa_node"),
@@ -66,13 +72,17 @@ def _device(folder: str, name: str, gpu: bool, parents: List[str], slots: Dict[s
 
 
 def slow_at_work(answer: str) -> List[str]:
-    """Of the GPUs that nvidia-smi -q -x shows busy in P0: those whose link runs below the fastest of them."""
-    found = {}
+    """The GPUs that nvidia-smi -q -x shows at work with a link below the fastest of them, or below what it can."""
+    found, slow = {}, []
     for domain, rest, body in _GPU.findall(answer):
         generation = re.search(r"<current_link_gen>(\d+)", body)
-        if generation and "<performance_state>P0<" in body and re.search(r"<gpu_util>[1-9]", body):
-            found["%04x:%s" % (int(domain, 16), rest.lower())] = int(generation.group(1))
-    return [name for name, generation in found.items() if generation < max(found.values())]
+        possible = re.search(r"<max_link_gen>(\d+)", body)
+        if generation and re.search(r"<performance_state>P[012]<", body) and re.search(r"<gpu_util>[1-9]", body):
+            name = "%04x:%s" % (int(domain, 16), rest.lower())
+            found[name] = int(generation.group(1))
+            if possible and found[name] < int(possible.group(1)):
+                slow.append(name)
+    return [name for name, generation in found.items() if name in slow or generation < max(found.values())]
 
 
 def generations(root: str, names: List[str]) -> Dict[str, List[int]]:
@@ -100,6 +110,13 @@ def acs_redirect(config: bytes) -> Optional[bool]:
             return bool(control & _REQUEST_REDIRECT)
         offset = header >> 20
     return None
+
+
+def _driver(folder: str) -> Optional[str]:
+    try:
+        return os.path.basename(os.readlink(os.path.join(folder, "driver")))
+    except OSError:
+        return None
 
 
 def _slots(root: str) -> Dict[str, str]:

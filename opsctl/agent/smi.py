@@ -10,6 +10,7 @@ from opsctl.agent import detached, gpuproc
 from opsctl.agent.protocol import Context
 
 NAME = "nvidia-smi"
+DRIVER_ROOT = "/run/nvidia/driver"
 STAYS = 0.5  # seconds in which a process that only passes through D state has left it
 # A login without root often lacks the folders where such tools live.
 FOLDERS = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/usr/bin:/bin:/usr/lib/wsl/lib"
@@ -31,9 +32,19 @@ def ask(
     """What it says. `missing` where it is not installed; no code where it was given up after `seconds`."""
     path = (env or os.environ).get("PATH", os.defpath) + ("" if env else FOLDERS)
     program = detached.program(NAME, path)
-    if program is None:
+    argv = [program, *words] if program else _in_container(words)
+    if argv is None:
         return detached.Ran(None, "", 0.0, missing=True)
-    return detached.run(call, [program, *words], seconds, env, keep)
+    return detached.run(call, argv, seconds, env, keep)
+
+
+def _in_container(words: List[str]) -> Optional[List[str]]:
+    """The same below the root of a driver container (NVIDIA's GPU operator), where root may enter it."""
+    folder = next((f for f in ("/usr/bin", "/bin") if os.access(DRIVER_ROOT + f + "/" + NAME, os.X_OK)), None)
+    chroot = detached.program("chroot", FOLDERS)
+    if folder is None or chroot is None or os.geteuid() != 0 or os.stat(DRIVER_ROOT).st_uid != 0:
+        return None
+    return [chroot, DRIVER_ROOT, folder + "/" + NAME, *words]
 
 
 def rows(call: Context, query: str, seconds: float) -> Tuple[Optional[List[List[str]]], str]:

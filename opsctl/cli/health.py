@@ -83,7 +83,7 @@ def health(
     record: Annotated[bool, typer.Option("--record", help="Print the profile of these GPUs.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show passed and skipped checks too.")] = False,
 ) -> None:
-    """Is this GPU host fit to serve? Exit code 0 fit, 10 warnings, 11 a check failed."""
+    """Is this GPU host fit to serve? Exit code 0 fit, 10 warnings, 11 a check failed, 14 not known."""
     if context.invoked_subcommand:
         return
     reporting = Reporting("health", output, junit, summary, json_output)
@@ -139,15 +139,15 @@ def _judged(
 
 def finish(reporting: Reporting, reports: list[HostReport], done: Sequence[Done[Evidence]], *, verbose: bool) -> None:
     """Tell the reports, and end with the exit code of the worst: a failed check, then a lost host."""
-    from opsctl.gpu.model import Verdict, worst
+    from opsctl.gpu.model import Verdict, of_all
     from opsctl.report.health import findings, show
 
-    overall = worst([r.verdict for r in reports])
+    overall = of_all([r.verdict for r in reports])
     hosts = {one.host.name: one.host for one in done}
     unreached = [(one.host.name, one.error) for one in done if one.error]
     lost = next((error.exit_code for _, error in unreached), None)
-    fit = Exit.DEGRADED if overall is Verdict.WARN else Exit.DONE
-    code = Exit.UNFIT if overall is Verdict.FAIL else lost or fit
+    told = {Verdict.WARN: Exit.DEGRADED, Verdict.SKIP: Exit.UNKNOWN, Verdict.PASS: Exit.DONE}
+    code = Exit.UNFIT if overall is Verdict.FAIL else lost or told[overall]
 
     def tell() -> None:
         if not reporting.as_json:

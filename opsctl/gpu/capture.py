@@ -10,7 +10,19 @@ from pathlib import PurePath
 from typing import Any
 
 from opsctl.errors import Unreadable
-from opsctl.gpu import gathered, hosttext, klog, lspci, smi_csv, smi_errors, smi_list, smi_table, smi_text, smi_xml
+from opsctl.gpu import (
+    gathered,
+    hosttext,
+    klog,
+    lspci,
+    smi_csv,
+    smi_errors,
+    smi_links,
+    smi_list,
+    smi_table,
+    smi_text,
+    smi_xml,
+)
 from opsctl.gpu.bundle import Member
 from opsctl.gpu.model import Evidence, Host, KernelLog, Reading
 from opsctl.gpu.wanted import Wanted
@@ -33,6 +45,7 @@ def read(text: str, name: str) -> Evidence | None:
     text = _ANSI.sub("", text.removeprefix("\ufeff")).replace("\r\n", "\n").replace("\r", "\n")
     if _NO_NUMBER.search(text):
         raise Unreadable("a number of more than a thousand digits", where=name or None)
+    text = _unquoted(text)
     start = text.lstrip()
     if not start:
         return Evidence()
@@ -47,6 +60,16 @@ def read(text: str, name: str) -> Evidence | None:
     return _plain(text)
 
 
+def _unquoted(text: str) -> str:
+    """Without the margin that a paste has in all its lines: blanks, or the `>` of a quotation."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    margin = re.match(r"[ \t]*(?:> ?)*[ \t]*", lines[0])[0] if lines else ""  # type: ignore[index]
+    bare = margin.rstrip()
+    if not margin or not all(line.startswith(margin) or line.rstrip() == bare for line in lines):
+        return text
+    return "\n".join(line.removeprefix(margin) if line.strip() != bare else "" for line in text.splitlines()) + "\n"
+
+
 def _document(text: str, name: str) -> Evidence | None:
     """JSON: what the agent gathered, or runs of nvidia-smi. Other documents may quote a log, and are none."""
     try:
@@ -58,6 +81,8 @@ def _document(text: str, name: str) -> Evidence | None:
             return gathered.evidence(value, Wanted())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unreadable(f"not a whole answer of gpu.gather: {error}", where=name or None) from error
+    if (diagnostics := hosttext.diagnostics(text)) is not None:
+        return Evidence(host=Host(**diagnostics))
     if isinstance(value, dict) and "MESSAGE" in value:
         return _plain(text)
     runs = smi_errors.recorded_runs(value)
@@ -73,6 +98,8 @@ def _with_xml(text: str, start: int) -> Evidence:
 
 
 def _plain(text: str) -> Evidence | None:
+    if smi_links.MARK.search(text):  # it names the GPUs as -L does
+        return Evidence(host=Host(links=smi_links.read(text)))
     refused = smi_errors.read(text)
     reading = _reading(text)
     if reading or refused:

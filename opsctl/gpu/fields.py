@@ -16,7 +16,15 @@ from opsctl.gpu.model import Gpu, GpuRef, Process
 Naming = Literal["xml", "text", "csv"]
 
 # NVML's clocksEventReasons bits; the names are fields of Gpu.
-MASK = {"hw_slowdown": 0x8, "sw_thermal": 0x20, "hw_thermal": 0x40, "hw_power_brake": 0x80}
+_HEALTH = "fabric_health_"
+MASK = {
+    "locked_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,12 @@ def gpu(
         # The total counts memories too that have no line of their own: texture, L2.
         values[field] = max((v for v in (values.pop(total), values[field]) if v is not None), default=None)
     values.update(_from_mask(values.pop("throttle_mask"), values))
-    values.pop("power_draw")
+    health = {name: values.pop(name) for name in list(values) if name.startswith(_HEALTH)}
+    values["fabric_health"] = tuple(
+        (name.removeprefix(_HEALTH).replace("_", " "), said) for name, said in health.items() if said is not None
+    )
+    if (values["fabric_state"] or "").lower() == "not supported":
+        values["fabric_state"] = None
     ref = GpuRef(index, values.pop("uuid"), values.pop("bus_id") or listed_as)
     found = Gpu(ref=ref, processes=processes, **values)
     return replace(found, lost=_lost(cells, raw), odd=_odd(cells))

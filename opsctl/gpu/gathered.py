@@ -11,8 +11,20 @@ from typing import Any
 from opsctl.agent.protocol import Call, Reply
 from opsctl.answers import made
 from opsctl.errors import Unreadable
-from opsctl.gpu import hosttext, klog, smi_errors, smi_xml
-from opsctl.gpu.model import Evidence, Host, KernelLog, Mount, PciDevice, Reading, SmiRun, Unit
+from opsctl.gpu import hosttext, klog, smi_errors, smi_links, smi_xml
+from opsctl.gpu.model import (
+    CudaStart,
+    Evidence,
+    Host,
+    KernelLog,
+    MemoryController,
+    Mount,
+    NetworkPort,
+    PciDevice,
+    Reading,
+    SmiRun,
+    Unit,
+)
 from opsctl.gpu.ownership import ProcessEntry, ProcessTable, ServerRecord
 from opsctl.gpu.wanted import Wanted
 from opsctl.text import one_line
@@ -36,6 +48,7 @@ def ask(wanted: Wanted) -> Call:
             "root": wanted.root,
             "programs": list(wanted.programs),
             "quick": wanted.settings.limit("smi.warn"),
+            "cuda": wanted.settings.limit("cuda.limit"),
         },
     )
 
@@ -104,6 +117,7 @@ def _pci(said: Sequence[Json] | None) -> tuple[PciDevice, ...] | None:
 
 def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
     said: Json = found.get("host") or {}
+    smi: Json = found.get("smi") or {}
     fields: dict[str, Any] = {
         "machine": said.get("machine"),
         "driver_loaded": said.get("driver_loaded"),
@@ -127,13 +141,19 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
         "port": wanted.port,
         "iommu_off": said.get("iommus") == 0 if "iommus" in said else None,
         "reasons": _reasons(found),
+        "fabric_manager": _word(found.get("manager")),
+        "numa_nodes": said.get("numa_nodes"),
+        "memory_controllers": _controllers(said.get("memory_controllers")),
+        "network": _ports(said.get("network"), found.get("pci") or ()),
+        "cuda": made(CudaStart, smi["cuda"]) if smi.get("cuda") else None,
+        "links": smi_links.read(**smi["links"]) if smi.get("links") else None,
     }
     for text, read in (
         (said.get("meminfo"), hosttext.meminfo),
         (said.get("file_nr"), hosttext.file_nr),
         (found.get("unit"), hosttext.unit),
         (found.get("limits"), hosttext.limits),
-        ((found.get("smi") or {}).get("p2p"), hosttext.p2p),
+        (smi.get("p2p"), hosttext.p2p),
     ):
         fields.update((text and read(text)) or {})
     if found.get("listeners") is not None:
@@ -150,6 +170,26 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
             generate_timed_out=bool(answers.get("timed_out")),
         )
     return made(Host, fields)
+
+
+def _controllers(said: Sequence[Json] | None) -> tuple[MemoryController, ...] | None:
+    return None if said is None else tuple(made(MemoryController, {**c, "dimms": tuple(c["dimms"])}) for c in said)
+
+
+def _ports(said: Sequence[Json] | None, pci: Sequence[Json]) -> tuple[NetworkPort, ...] | None:
+    """Each port with the GPUs on its adapter's NUMA node."""
+    if said is None:
+        return None
+    gpus = [d for d in pci if d.get("gpu")]
+    return tuple(
+        made(NetworkPort, {**{k: v for k, v in port.items() if k != "numa_node"}, "near": _near(port, gpus)})
+        for port in said
+    )
+
+
+def _near(port: Json, gpus: Sequence[Json]) -> tuple[str, ...]:
+    node = port.get("numa_node")
+    return tuple(g["bus_id"] for g in gpus if node is not None and node == g.get("numa_node"))
 
 
 def _unattended(said: Sequence[Json] | None) -> tuple[str, ...] | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from opsctl.gpu import dcgm
 from opsctl.gpu.model import Mount, Unit
 
 Fields = dict[str, Any]
@@ -126,6 +127,46 @@ def p2p(text: str) -> Fields | None:
     return {"p2p": tuple(tuple(row.split()) for row in rows)}
 
 
+def driver_version(text: str) -> Fields | None:
+    """/proc/driver/nvidia/version."""
+    found = re.search(r"^NVRM version: NVIDIA UNIX .*?Kernel Module(?: for \S+)?\s+(\d[\d.]+)", text)
+    return {"driver_loaded": found[1]} if found else None
+
+
+def lscpu(text: str) -> Fields | None:
+    said = dict(re.findall(r"^[ \t]*([A-Z][^:\n]*):[ \t]+(.*?)[ \t]*$", text, re.MULTILINE))
+    if "CPU(s)" not in said or not said["CPU(s)"].isdigit() or "Architecture" not in said:
+        return None
+    fields: Fields = {"cpus_present": int(said["CPU(s)"])}
+    online = said.get("On-line CPU(s) list", "")
+    if counted := _count(online):
+        fields["cpus_online"] = counted
+    if said.get("NUMA node(s)", "").isdigit():
+        fields["numa_nodes"] = int(said["NUMA node(s)"])
+    return fields
+
+
+def numactl(text: str) -> Fields | None:
+    """`numactl --hardware`."""
+    found = re.match(r"^available: (\d+) nodes? \(", text)
+    return {"numa_nodes": int(found[1])} if found else None
+
+
+def _count(ranges: str) -> int:
+    """'0-3,8' -> 5; 0 for anything else."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", ranges):
+        return 0
+    pairs = [part.split("-") for part in ranges.split(",")]
+    return sum(int(pair[-1]) - int(pair[0]) + 1 for pair in pairs)
+
+
+def diagnostics(text: str) -> Fields | None:
+    """`dcgmi diag`, as table or with -j."""
+    found = dcgm.read(text)
+    return {"diagnostics": found} if found is not None else None
+
+
 _READERS: tuple[Callable[[str], Fields | None], ...] = (
     cmdline, file_nr, file_max, meminfo, limits, df, unit, listeners, p2p,
+    driver_version, lscpu, numactl, diagnostics,
 )  # fmt: skip

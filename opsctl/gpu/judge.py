@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from opsctl.errors import UsageError
 from opsctl.gpu import xids
 from opsctl.gpu.checks.registry import Check, checks
+from opsctl.gpu.fields import table
 from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, Verdict, worst
 from opsctl.gpu.settings import Settings
 from opsctl.text import did_you_mean
@@ -48,6 +50,7 @@ class HostReport:
     results: tuple[Result, ...]
     kernel: tuple[KernelEvent, ...] = ()
     about: str = ""  # which GPUs and driver, in words
+    undecided: tuple[str, ...] = ()  # decisive checks without an answer: nobody can say that the host is fit
 
     @property
     def by_check(self) -> dict[str, Result]:
@@ -58,6 +61,7 @@ class HostReport:
         return {
             "host": self.host,
             "verdict": self.verdict.value,
+            "undecided": list(self.undecided),
             "checks": [r.as_json() for r in self.results],
             "kernel": [_event_json(e) for e in self.kernel],
         }
@@ -77,14 +81,20 @@ def selected(only: Collection[str] = (), without: Collection[str] = ()) -> list[
 
 
 def judge(host: str, evidence: Evidence, settings: Settings, chosen: Iterable[Check] | None = None) -> HostReport:
-    """The report for one host; its verdict is the worst of its checks, skip when none could be answered."""
-    found = [
-        _result(check, one)
-        for check in (checks().values() if chosen is None else chosen)
-        for one in check.function(evidence, settings)
-    ]
+    """The report for one host; its verdict is the worst of its checks.
+
+    Skip when none could be answered, or when nothing is wrong and a decisive one could not be answered.
+    """
+    asked = list(checks().values() if chosen is None else chosen)
+    found = [_result(check, one) for check in asked for one in check.function(evidence, settings)]
+    answered = {r.check for r in found if r.verdict is not Verdict.SKIP}
+    expects_gpus = settings.profile.gpus != 0
+    undecided = tuple(c.id for c in asked if c.decisive and c.id not in answered and expects_gpus)
+    verdict = worst([r.verdict for r in found])
+    if verdict is Verdict.PASS and undecided:
+        verdict = Verdict.SKIP
     events = evidence.kernel.events if evidence.kernel else ()
-    return HostReport(host, worst([r.verdict for r in found]), tuple(found), events, _about(evidence))
+    return HostReport(host, verdict, tuple(found), events, _about(evidence), undecided)
 
 
 def _about(evidence: Evidence) -> str:
@@ -105,11 +115,20 @@ def _result(check: Check, found: Found) -> Result:
     wrong = found.verdict in (Verdict.WARN, Verdict.FAIL)
     if not wrong:
         return Result(check.id, found, None, None)
+    if found.remedy is not None:
+        own = remedies()[found.remedy]
+        return Result(check.id, found, own["text"], own["command"] or None)
     return Result(check.id, found, _remedy(check, found), check.command or None)
 
 
+@cache
+def remedies() -> dict[str, dict[str, str]]:
+    """What to do about a finding, and a command to look further, by name."""
+    return {row["remedy"]: row for row in table("remedies.csv")}
+
+
 def _remedy(check: Check, found: Found) -> str | None:
-    """The check's remedy; for an Xid what NVIDIA says about that one."""
+    """The finding's own remedy, else the check's; for an Xid what NVIDIA says about that one."""
     code = str(found.value).removeprefix("Xid ")
     known = xids.catalogue().get(int(code)) if check.id == "klog.xid" and code.isdigit() else None
     if known is None:

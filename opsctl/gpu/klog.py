@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from opsctl.gpu import klog_lines, xids
+from opsctl.gpu import klog_lines, statuses, xids
 from opsctl.gpu.fields import table
 from opsctl.gpu.model import KernelEvent, KernelLog
 
@@ -22,7 +22,9 @@ _FATAL = re.compile(r"(?i)(?<!non)(?<!non-)\bfatal\b")
 WORTH = re.compile(
     r"NVRM|SXid|AER|PCIe Bus Error|Surprise|IO_PAGE_FAULT|DMAR|SDES|[Ll]ink [Dd]own|ut of memory|"
     r"oom-kill|blocked for more|state:D|lockup|LOCKUP|read-only|nvme|Disabling device|I/O error|segfault|"
-    r"aer_uncor|DPC|EXT4-fs error|XFS|critical \w+ error|EDAC|Hardware Error|Memory failure|messages lost|Missed \d"
+    r"aer_uncor|DPC|EXT4-fs error|XFS|critical \w+ error|EDAC|Hardware Error|Memory failure|messages lost|Missed \d|"
+    r"NV_ERR_|global fatal error|probe of|probe with driver nvidia|is rejected|unsigned module|CMCI storm|"
+    r"rcu: INFO|BUG: |kernel BUG|general protection|\[nvidia\w*\]"
 )
 _SAMPLE = 200  # lines of a log tell in which direction it runs
 ABSOLUTE = 1e9  # seconds of a date; below is time since boot, or a date without its year
@@ -30,8 +32,10 @@ _OUT_OF_ORDER = 10.0  # seconds by which a line may stand behind a later one; mo
 # A GSP that hangs makes every later question time out too, and each writes a line: those of nvidia-smi are no news.
 _PROBE, _UNANSWERED = "nvidia-smi", 119
 _KERNEL = re.compile(r"^(?:NVRM: |nvidia-nvswitch\d+: |nvidia-modeset: |pcieport [0-9a-f]{4}:|nvidia [0-9a-f]{4}:)")
+_TRACED = ("stall", "oops")
 # Events told by several lines.
-_JOINED = {"mismatch": 5, "fallen": 3}
+_JOINED = {"mismatch": 5, "fallen": 3, "unserved": 5}
+_TRACE = 100  # lines in which a stall or an oops prints its stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class _Pattern:
     severity: str
     pattern: re.Pattern[str]
     unless: re.Pattern[str] | None  # in the lines that belong to it
+    within: re.Pattern[str] | None  # must stand in the lines that follow, and is told with it
+    remedy: str | None
 
 
 @cache
@@ -49,6 +55,7 @@ def _patterns() -> tuple[_Pattern, ...]:
         _Pattern(
             r["kind"], r["check"] or None, r["severity"], re.compile(r["pattern"]),
             re.compile(r["unless"]) if r["unless"] else None,
+            re.compile(r["within"]) if r["within"] else None, r["remedy"] or None,
         )
         for r in table("kernel_lines.csv")
     )  # fmt: skip
@@ -105,7 +112,7 @@ def _events(lines: Sequence[klog_lines.Line]) -> list[KernelEvent]:
     for i, line in enumerate(lines):
         if not WORTH.search(line.text):
             continue
-        event = classify([following.text for following in lines[i : i + 5]], line.time)
+        event = classify([following.text for following in lines[i : i + _TRACE]], line.time)
         if event:
             events.append(_as_before(event, events))
     return events
@@ -121,13 +128,25 @@ def classify(texts: Sequence[str], time: str | None = None) -> KernelEvent | Non
         told = " ".join(_told(known.kind, [text, *texts[1:]]))
         if known.unless and known.unless.search(told):
             continue
+        if known.within and not known.within.search(told):
+            frame = next((t for t in texts[1:] if known.within.search(t)), None) if known.kind in _TRACED else None
+            if frame is None:
+                continue
+            told = f"{told} … {frame.strip()}"
         groups = found.groupdict()
         message = groups.get("message") or text
         code = int(groups["xid"]) if groups.get("xid") else None
+        severity, remedy = _severity(known, code, message, groups), known.remedy
+        if groups.get("status") or groups.get("code"):
+            status = statuses.named(groups.get("status"), groups.get("code"))
+            if status is None or (status.severity == "info" and groups.get("code")):
+                continue  # by number only those that say what is wrong
+            severity, remedy = status.severity, status.remedy
+            told = told if status.name in told else f"{told.rstrip(' .!')}: {status.meaning} [{status.name}]"
         return KernelEvent(
             kind=known.kind,
             check=known.check,
-            severity=_severity(known, code, message, groups),
+            severity=severity,
             text=told,
             time=time,
             seconds=klog_lines.seconds(time),
@@ -136,6 +155,8 @@ def classify(texts: Sequence[str], time: str | None = None) -> KernelEvent | Non
             pid=groups.get("pid"),
             process=groups.get("process"),
             probe=code == _UNANSWERED and groups.get("process") == _PROBE,
+            remedy=remedy,
+            link=groups.get("link"),
         )
     return None
 

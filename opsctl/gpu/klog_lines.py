@@ -15,12 +15,17 @@ _LEVEL = re.compile(
 )
 _RELATIVE = re.compile(r"^\[\s*(?P<time>\d+\.\d+)(?: <\s*\d+\.\d+ ?>)?\]\s?(?:\[\s*[TC]\d+\]\s)?")
 _DELTA = re.compile(r"^\[\s*(?P<time>[+<]\s*\d+\.\d+>?)\]\s?")
-_CTIME = re.compile(r"^\[(?P<time>\w{3} \w{3}\s+\d+ \d\d:\d\d:\d\d \d{4})\]\s?")
+# `dmesg -T` in any language: words, numbers and a time of day.
+_CTIME = re.compile(r"^\[(?P<time>[^\[\]]{1,40} \d\d:\d\d:\d\d(?: [^\[\]]{1,12})?)\]\s?")
+# Talos: address, facility, level.
+_TALOS = re.compile(r"^(?P<host>\S+): \w+: +\w+: +\[(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z?)\]: ")
 _MINUTE = re.compile(r"^\[(?P<time>[A-Z][a-z]{2}[ \d]\d \d\d:\d\d)\]\s?")
 _FULL = re.compile(r"^(?P<time>[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \S+)\s")
 _UNIX = re.compile(r"^(?P<time>\d{9,11}\.\d{6})\s(?=(?:\S+ )?kernel: )")
 _ISO = re.compile(r"^(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s")
 _SYSLOG = re.compile(r"^(?P<time>[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?)\s")
+# The same in other languages: `févr. 27`, `27. Feb`, ` 2月 27`, told from other text by the kernel's name behind it.
+_ELSEWHERE = re.compile(r"^\s?(?P<time>\S{1,12} \s?\S{1,12} \d\d:\d\d:\d\d(?:\.\d+)?)\s(?=\S+ kernel: )")
 _HOST = re.compile(r"^(?:(?P<host>\S+) )?kernel: (?:\[\s*(?P<uptime>\d+\.\d+)\]\s?)?")
 # `journalctl -o export` and `-o verbose`: one field per line.
 _FIELDS = re.compile(r"^\s*_TRANSPORT=", re.MULTILINE)
@@ -91,10 +96,12 @@ def split(line: str) -> Line:
     if kmsg := _KMSG.match(line):
         seconds_up = int(kmsg["us"]) / 1e6
         return Line(line[kmsg.end() :], f"{seconds_up:.6f}", True, seconds_up)
+    if talos := _TALOS.match(line):
+        return Line(line[talos.end() :], talos["time"], True, host=talos["host"])
     rest, framed, time, uptime, name = line, False, None, None, None
     if level := _LEVEL.match(rest):
         rest, framed = rest[level.end() :], True
-    for pattern in (_RELATIVE, _DELTA, _CTIME, _MINUTE, _ISO, _SYSLOG, _FULL, _UNIX):
+    for pattern in (_RELATIVE, _DELTA, _CTIME, _MINUTE, _ISO, _SYSLOG, _FULL, _UNIX, _ELSEWHERE):
         if found := pattern.match(rest):
             rest, time = rest[found.end() :], found["time"]
             # A date alone is the front of any program's log; a bracket or a level is the kernel's own.
@@ -133,7 +140,7 @@ def _iso(micros: str) -> str | None:
 
 def seconds(time: str | None) -> float | None:
     """The time as a number, for differences within one log; None when it says no absolute time."""
-    if time is None:
+    if time is None or time[:1] in "+<":  # since the line before
         return None
     try:
         return float(time)

@@ -17,6 +17,7 @@ _WIDTH = re.compile(r"\b(LnkCap|LnkSta):.*?Width x(\d+)")
 _BUSES = re.compile(r"Bus: primary=[0-9a-f]+, secondary=([0-9a-f]+), subordinate=([0-9a-f]+)")
 _NUMA = re.compile(r"NUMA node: (-?\d+)")
 _ACS = re.compile(r"ACSCtl:.*?ReqRedir([+-])")
+_DRIVER = re.compile(r"Kernel driver in use: (\S+)")
 _SLOT = re.compile(r"Physical Slot: (\S+)")
 
 
@@ -45,10 +46,13 @@ def _block(head: re.Match[str], body: str) -> _Block:
     domain, bus, _ = full.split(":")
     widths = {kind: int(width) for kind, width in _WIDTH.findall(body)}
     numa, acs, slot, buses = _NUMA.search(body), _ACS.search(body), _SLOT.search(body), _BUSES.search(body)
+    driver = _DRIVER.search(body)
     nvidia = "NVIDIA" in head["name"] or "[10de:" in head["name"]
     device = PciDevice(
         bus_id=full,
         gpu=nvidia and (head["class"] in ("0300", "0302") or head["kind"] in _GPU_CLASSES),
+        switch=nvidia and (head["class"] == "0680" or head["kind"] == "Bridge"),
+        driver=driver[1] if driver else None,
         answering="(rev ff)" not in head["name"],
         name=head["name"],
         slot=slot[1] if slot else None,

@@ -26,6 +26,12 @@ def worst(verdicts: list[Verdict]) -> Verdict:
     return max(verdicts, key=lambda v: v.rank, default=Verdict.SKIP)
 
 
+def of_all(hosts: list[Verdict]) -> Verdict:
+    """The verdict over several hosts: one of which it is not known whether it is fit keeps the others from a pass."""
+    found = worst(hosts)
+    return Verdict.SKIP if found is Verdict.PASS and Verdict.SKIP in hosts else found
+
+
 @dataclass(frozen=True, slots=True)
 class GpuRef:
     """Which GPU, in every name it has."""
@@ -99,8 +105,17 @@ class Gpu:
     sw_thermal: bool | None = None
     hw_thermal_us: float | None = None
     hw_power_brake_us: float | None = None
+    power_draw: float | None = None
     power_limit: float | None = None
     power_default: float | None = None
+    sm_clock: float | None = None  # MHz
+    sm_clock_max: float | None = None
+    sw_power_cap: bool | None = None
+    locked_clocks: bool | None = None  # held by a setting of the operator
+    fabric_state: str | None = None  # of the NVLink fabric; None: the card is part of none
+    fabric_status: str | None = None
+    fabric_health: tuple[tuple[str, str], ...] = ()  # (what, word), as far as told
+    license: str | None = None  # of a vGPU
     memory_total: float | None = None
     memory_used: float | None = None
     processes: tuple[Process, ...] | None = None
@@ -118,8 +133,25 @@ class Gpu:
 
     @property
     def busy(self) -> bool:
-        """In the top performance state and working: only then the PCIe generation says something."""
-        return self.pstate == "P0" and bool(self.utilization)
+        """Whether it does something: in P0 (data centre cards at work), P1 (workstation cards) or P2 (GeForce).
+
+        A display that is drawn makes a few per cent of utilisation: enough to compare a card with its peers, not more.
+        """
+        return self.pstate in ("P0", "P1", "P2") and bool(self.utilization)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it works hard, by utilisation or power: only then its link and clocks must be what they can be."""
+        if not self.busy or self.utilization is None:
+            return False
+        drawn = self.power_draw / self.power_limit if self.power_draw and self.power_limit else 0.0
+        return self.utilization >= 50 or drawn >= 0.5
+
+    @property
+    def gen_possible(self) -> float | None:
+        """The PCIe generation that both card and slot can."""
+        both = [gen for gen in (self.gen_device_max, self.gen_host_max) if gen is not None]
+        return min(both) if len(both) == 2 else self.gen_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +185,7 @@ class SmiError:
     check: str
     bus_id: str | None = None
     rc: int | None = None
+    remedy: str | None = None  # a row of data/remedies.csv
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +206,8 @@ class PciDevice:
 
     bus_id: str
     gpu: bool = False
+    switch: bool = False  # an NVSwitch
+    driver: str | None = None  # the kernel driver that holds it
     answering: bool = True
     name: str | None = None
     slot: str | None = None
@@ -192,7 +227,7 @@ class PciDevice:
 class KernelEvent:
     """One finding in the kernel log, from one line or a few that belong together."""
 
-    kind: str  # xid sxid nvrm fallen mismatch aer iommu oom hung dstate lockup disk segv memory
+    kind: str  # xid sxid nvrm unserved fallen mismatch aer iommu oom hung dstate lockup stall oops disk segv edac
     check: str | None
     severity: str  # fail | warn | info
     text: str
@@ -203,6 +238,8 @@ class KernelEvent:
     pid: str | None = None
     process: str | None = None
     probe: bool = False  # caused by nvidia-smi itself
+    remedy: str | None = None  # a row of data/remedies.csv
+    link: str | None = None  # the NVLink that an SXid names
 
     @property
     def key(self) -> str:
@@ -221,6 +258,60 @@ class KernelLog:
     unreadable: str | None = None
     host: str | None = None  # the name its lines carry
     booted: float | None = None  # when the last boot began, where the log tells its beginning and the date
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The NVLinks of one GPU, as `nvidia-smi nvlink -s` and `-e` list them. errors: all counted, of every kind."""
+
+    index: int
+    uuid: str | None = None
+    active: int = 0
+    inactive: int = 0
+    errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStart:
+    """What the driver library answered to cuInit in a child. code: 0 started, None no answer within the limit."""
+
+    code: int | None = None
+    name: str = ""  # CUDA_ERROR_...
+    devices: int | None = None
+    missing: str | None = None  # why it was not asked
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryController:
+    """One memory controller's counts of errors since the kernel began. dimms: those with uncorrected errors."""
+
+    name: str
+    corrected: int
+    uncorrected: int
+    dimms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPort:
+    """A port of an InfiniBand or RoCE adapter. rate: Gb/s. near: GPUs on the same NUMA node, by bus id."""
+
+    name: str  # mlx5_0/1
+    state: str  # ACTIVE, DOWN, INIT, ARMED
+    physical: str  # LinkUp, Polling, Disabled
+    kind: str  # InfiniBand or Ethernet
+    rate: float | None = None
+    downed: int | None = None  # times that the link went down
+    near: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticResult:
+    """One line of `dcgmi diag`. outcome: pass, warn, fail or skip."""
+
+    test: str
+    outcome: str
+    gpu: str | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +351,13 @@ class Host:
     driver_on_disk: str | None = None
     persistence_daemon: str | None = None
     cmdline: str | None = None
+    fabric_manager: str | None = None  # state of nvidia-fabricmanager: active, failed, inactive; absent: not installed
+    links: tuple[Links, ...] | None = None
+    cuda: CudaStart | None = None
+    memory_controllers: tuple[MemoryController, ...] | None = None
+    network: tuple[NetworkPort, ...] | None = None
+    diagnostics: tuple[DiagnosticResult, ...] | None = None
+    numa_nodes: int | None = None
     iommu_off: bool | None = None  # the kernel runs no IOMMU
     p2p: tuple[tuple[str, ...], ...] | None = None  # nvidia-smi topo -p2p r
     numa_balancing: int | None = None
@@ -339,6 +437,7 @@ class Found:
     gpu: GpuRef | None = None
     value: str | float | None = None
     expected: str | float | None = None
+    remedy: str | None = None  # a row of data/remedies.csv; None: what the check says
 
 
 def skip(reason: str) -> list[Found]:

@@ -10,17 +10,19 @@ from opsctl.gpu.model import SmiError
 
 # Exit codes of the manual page that say something the text might not.
 EXIT_CODES = {
-    8: ("gpu.lost", "external power cable not attached"),
-    9: ("driver.loaded", "driver not loaded"),
-    12: ("driver.loaded", "NVML library missing"),
-    15: ("gpu.lost", "GPU fell off the bus"),
+    8: ("gpu.lost", "external power cable not attached", "power"),
+    9: ("driver.loaded", "driver not loaded", "module"),
+    12: ("driver.loaded", "NVML library missing", "library"),
+    15: ("gpu.lost", "GPU fell off the bus", "lost"),
 }
 INFOROM = 14
 
 
 @cache
-def _patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    return tuple((r["kind"], r["check"], re.compile(r["pattern"])) for r in table("smi_errors.csv"))
+def _patterns() -> tuple[tuple[str, str, re.Pattern[str], str | None], ...]:
+    return tuple(
+        (r["kind"], r["check"], re.compile(r["pattern"]), r["remedy"] or None) for r in table("smi_errors.csv")
+    )
 
 
 def read(text: str, rc: int | None = None) -> tuple[SmiError, ...]:
@@ -28,17 +30,17 @@ def read(text: str, rc: int | None = None) -> tuple[SmiError, ...]:
     found: list[SmiError] = []
     lines = text.splitlines()
     for i, line in enumerate(lines):
-        for kind, check, pattern in _patterns():
+        for kind, check, pattern, remedy in _patterns():
             if matched := pattern.match(line.strip()):
                 following = lines[i + 1].strip() if i + 1 < len(lines) else ""
                 detail = f"{line.strip()} {following}" if kind == "mismatch" and following else line.strip()
-                found.append(SmiError(kind, detail, check, matched.groupdict().get("bus_id"), rc))
+                found.append(SmiError(kind, detail, check, matched.groupdict().get("bus_id"), rc, remedy))
                 break
     if rc == INFOROM and not found:
         found.append(SmiError("inforom", f"nvidia-smi ended with code {rc}: infoROM corrupt", "gpu.lost", None, rc))
     if not found and rc in EXIT_CODES:
-        check, meaning = EXIT_CODES[rc]
-        found.append(SmiError("exit", f"nvidia-smi ended with code {rc}: {meaning}", check, None, rc))
+        check, meaning, remedy = EXIT_CODES[rc]
+        found.append(SmiError("exit", f"nvidia-smi ended with code {rc}: {meaning}", check, None, rc, remedy))
     return tuple(dict.fromkeys(found))
 
 

@@ -21,6 +21,12 @@ def of(evidence: Evidence, *, at: float, boot_id: str) -> State:
     for gpu in (g for r in evidence.readings for g in r.readable):
         for name in ("replays", "hw_thermal_us", "hw_power_brake_us"):
             _keep(found, name, gpu.ref.bus_id, getattr(gpu, name))
+    for one in evidence.host.links or ():
+        _keep(found, "nvlink_errors", one.uuid or str(one.index), one.errors)
+    for controller in evidence.host.memory_controllers or ():
+        _keep(found, "edac_corrected", controller.name, controller.corrected)
+    for port in evidence.host.network or ():
+        _keep(found, "link_downed", port.name, port.downed)
     unit = evidence.host.unit
     if unit is not None:
         _keep(found, "restarts", unit.name, unit.restarts)

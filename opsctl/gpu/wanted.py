@@ -58,7 +58,9 @@ class Wanted:
     @property
     def seconds(self) -> float:
         """When to give up on the host: the agent's own limits, of nvidia-smi or the endpoint, and a margin."""
-        return max(self.smi_seconds, 35.0) + 30.0
+        return (
+            max(self.smi_seconds, 35.0, 4 * self.settings.limit("smi.warn") + self.settings.limit("cuda.limit")) + 30.0
+        )
 
     @property
     def smi_seconds(self) -> float:

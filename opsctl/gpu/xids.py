@@ -23,6 +23,7 @@ class Xid:
     base: str
     causes: str
     remedy: str  # what to do, in words
+    effect_of: tuple[int, ...]  # Xids before it on the same GPU that are the cause
     by_text: tuple[tuple[str, str], ...]  # (severity, pattern): the last that matches wins
 
     def severity(self, message: str) -> str:
@@ -69,5 +70,6 @@ def _xid(row: dict[str, str]) -> Xid:
         base=base,
         causes=note.get("causes", ""),
         remedy=note.get("remedy") or _actions().get(row["immediate"], ASK),
+        effect_of=tuple(int(cause) for cause in note.get("effect_of", "").split()),
         by_text=tuple((word, pattern) for word, _, pattern in (rule.partition(":") for rule in rules)),
     )

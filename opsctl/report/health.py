@@ -73,7 +73,7 @@ def summary(report: HostReport) -> str:
     """The worst fault and the names of the others; without faults, what the host has."""
     faults = sorted((r for r in report.results if r.verdict.rank > 1), key=lambda r: -r.verdict.rank)
     if not faults:
-        return printable(report.about) or _counts(report)
+        return (printable(report.about) or _counts(report)) + _undecided(report)
     first, others = faults[0], list(dict.fromkeys(r.check for r in faults if r.check != faults[0].check))
     more = f"; also {few(others, 3)}" if others else ""
     return f"{first.check}: {_subject(first)}{one_line(first.found.evidence, 90)}{more}"
@@ -125,9 +125,13 @@ def _finding(host: str, check: str, results: list[Result], blame: Blame) -> Find
 
 def _block(report: HostReport, verbose: bool) -> None:
     about = f"{printable(report.about)}; " if report.about else ""
-    for i, line in enumerate(_lines(f"{printable(report.host)}: {about}{_counts(report)}", 5)):
+    for i, line in enumerate(_lines(f"{printable(report.host)}: {about}{_counts(report)}{_undecided(report)}", 5)):
         typer.echo(f"     {line}" if i else f"{_word(report.verdict)} {line}")
-    shown = [r for r in report.results if verbose or r.verdict.rank > 1 or r.check.startswith("active.")]
+    shown = [
+        r
+        for r in report.results
+        if verbose or r.verdict.rank > 1 or r.check.startswith("active.") or r.check in report.undecided
+    ]
     width = max((len(r.check) for r in shown), default=0)
     alike: dict[tuple[object, ...], list[Result]] = {}
     for result in sorted(shown, key=lambda r: -r.verdict.rank):
@@ -178,6 +182,11 @@ def _subject(result: Result) -> str:
 
 def _word(verdict: Verdict) -> str:
     return typer.style(f"{verdict.value.upper():<4}", fg=_COLOUR[verdict], bold=verdict is Verdict.FAIL)
+
+
+def _undecided(report: HostReport) -> str:
+    """Which decisive checks have no answer: without them nobody can say that the host is fit."""
+    return f"; not known whether it is fit: {', '.join(report.undecided)}" if report.undecided else ""
 
 
 def _counts(report: HostReport) -> str:

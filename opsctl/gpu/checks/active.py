@@ -27,6 +27,26 @@ def torch(evidence: Evidence, settings: Settings) -> list[Found]:
     return _judge(evidence, "torch", lambda run: _two_ranks(run.text))
 
 
+def diagnostics(evidence: Evidence, settings: Settings) -> list[Found]:
+    """The results of `dcgmi diag` that were given as a capture."""
+    told = evidence.host.diagnostics
+    if not told:
+        return []
+    found = [
+        (fail if one.outcome == "fail" else warn)(
+            f"{one.test}{f' on GPU {one.gpu}' if one.gpu else ''}: {one.outcome}{f': {one.text}' if one.text else ''}",
+            one.outcome, "pass",
+        )
+        for one in told
+        if one.outcome in ("fail", "warn")
+    ]  # fmt: skip
+    passed = sum(one.outcome == "pass" for one in told)
+    skipped = sum(one.outcome == "skip" for one in told)
+    if not found and not passed:
+        return skip(f"none of its {skipped} tests was run")
+    return sorted(found, key=lambda f: -f.verdict.rank) or [sound(f"{passed} tests passed, {skipped} skipped", passed)]
+
+
 def _judge(evidence: Evidence, test: str, read: Callable[[ActiveRun], Found]) -> list[Found]:
     run = next((r for r in evidence.active or () if r.test == test), None)
     if run is None:

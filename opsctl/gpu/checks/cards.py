@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from statistics import median
 
 from opsctl.gpu import state
 from opsctl.gpu.checks.over import fail, merge, no_reading, over_gpus, sound, warn
@@ -18,6 +19,7 @@ def lost(evidence: Evidence, settings: Settings) -> list[Found]:
             Verdict.WARN if e.kind == "inforom" else Verdict.FAIL,
             e.text,
             GpuRef(None, None, e.bus_id) if e.bus_id else None,
+            remedy=e.remedy,
         )
         for e in evidence.smi_errors
         if e.check == "gpu.lost"
@@ -27,13 +29,18 @@ def lost(evidence: Evidence, settings: Settings) -> list[Found]:
             text = "the device does not answer on PCI (rev ff)"
             found.append(Found(Verdict.FAIL, text, GpuRef(None, None, device.bus_id)))
     for reading in evidence.readings:
-        found += [Found(Verdict.FAIL, g.lost, g.ref, "lost") for g in reading.gpus if g.lost]
+        found += [
+            Found(Verdict.FAIL, g.lost, g.ref, "lost", remedy="reset" if "requires reset" in g.lost else "lost")
+            for g in reading.gpus
+            if g.lost
+        ]
         found += [
             Found(
                 Verdict.WARN,
                 f"{', '.join(name for name, _ in g.odd)} read {g.odd[0][1]!r}: read again",
                 g.ref,
                 g.odd[0][1],
+                remedy="again",
             )
             for g in reading.readable
             if g.odd
@@ -57,17 +64,23 @@ def recovery(evidence: Evidence, settings: Settings) -> list[Found]:
     def judge(gpu: Gpu) -> Found | None:
         if gpu.recovery_action is not None:
             if gpu.recovery_action != "None":
-                return fail(f"recovery action: {gpu.recovery_action}", gpu.recovery_action, "None")
+                return fail(f"recovery action: {gpu.recovery_action}", gpu.recovery_action, "None", remedy=_action(gpu))
             return sound("recovery action None", "None")
         said = (gpu.reset_required, gpu.drain_and_reset)
         if said == (None, None):
             return None
         if "Yes" in said:
             text = f"reset required {gpu.reset_required or 'N/A'}, drain and reset {gpu.drain_and_reset or 'N/A'}"
-            return fail(text, "Yes", "No")
+            return fail(text, "Yes", "No", remedy="reset")
         return sound("no reset required", "No")
 
     return over_gpus(evidence, judge, "no recovery action and no reset status in this driver's output")
+
+
+def _action(gpu: Gpu) -> str | None:
+    """The remedy for the driver's word: `GPU Reset`, `Node Reboot`, `Drain and Reset`, ..."""
+    said = (gpu.recovery_action or "").lower()
+    return "reboot" if "reboot" in said else "reset" if "reset" in said else None
 
 
 def uniform(evidence: Evidence, settings: Settings) -> list[Found]:
@@ -206,11 +219,65 @@ def _throttled_since(gpu: Gpu, added: Mapping[tuple[str, str], float]) -> Found 
     return None
 
 
+_FULL_LOAD = 90  # per cent of utilisation
+
+
+def clocks(evidence: Evidence, settings: Settings) -> list[Found]:
+    if not evidence.readings:
+        return skip(no_reading(evidence))
+    return merge([f for reading in evidence.readings for f in _clocks(reading, settings)])
+
+
+def _clocks(reading: Reading, settings: Settings) -> list[Found]:
+    """The SM clock of GPUs at work, against their busy peers of the same name and against their own maximum."""
+    busy = [g for g in reading.readable if g.loaded and g.sm_clock is not None]
+    found = []
+    for gpu in busy:
+        peers = [g.sm_clock for g in busy if g is not gpu and g.name == gpu.name and g.sm_clock is not None]
+        slow = _slow(gpu, median(peers) if peers else None, settings)
+        if slow is not None:
+            found.append(slow)
+    if found:
+        return found
+    if reading.truncated:
+        return skip(f"the output {reading.truncated}")
+    if not busy:
+        return skip("no GPU is busy: clocks at rest say nothing")
+    slowest = min(g.sm_clock for g in busy if g.sm_clock is not None)
+    return [sound(f"{len(busy)} busy GPUs, the slowest at {slowest:.0f} MHz", slowest)]
+
+
+def _slow(gpu: Gpu, peers: float | None, settings: Settings) -> Found | None:
+    assert gpu.sm_clock is not None
+    reasons = {
+        "power cap": gpu.sw_power_cap, "HW slowdown": gpu.hw_slowdown, "HW thermal": gpu.hw_thermal,
+        "power brake": gpu.hw_power_brake, "SW thermal": gpu.sw_thermal, "locked by a setting": gpu.locked_clocks,
+    }  # fmt: skip
+    active = [name for name, on in reasons.items() if on]
+    why = f" ({', '.join(active)})" if active else ""
+    remedy = "locked_clocks" if gpu.locked_clocks else "clocks"
+    told = f"SM clock {gpu.sm_clock:.0f} MHz at {gpu.utilization:.0f} % utilisation"
+    if peers is not None and gpu.sm_clock < peers * settings.limit("clocks.peers"):
+        return fail(f"{told}, its peers {peers:.0f}{why}", gpu.sm_clock, peers, remedy=remedy, gpu=gpu.ref)
+    # Short work between pauses leaves the clock anywhere: at full load alone the maximum is a yardstick.
+    full = (gpu.utilization or 0) >= _FULL_LOAD
+    share = gpu.sm_clock / gpu.sm_clock_max if gpu.sm_clock_max and full else 1.0
+    if share >= settings.limit("clocks.warn"):
+        return None
+    bad = share < settings.limit("clocks.fail") and not gpu.locked_clocks
+    text = f"{told} of {gpu.sm_clock_max:.0f}{why}"
+    return (fail if bad else warn)(text, gpu.sm_clock, gpu.sm_clock_max, remedy=remedy, gpu=gpu.ref)
+
+
 def power(evidence: Evidence, settings: Settings) -> list[Found]:
     expected = settings.profile.power_limit_w
+    over = settings.limit("power.over")
 
     def judge(gpu: Gpu) -> Found | None:
         wanted = expected if expected is not None else gpu.power_default
+        if gpu.power_limit is not None and (gpu.power_draw or 0) > gpu.power_limit * over:
+            text = f"draws {gpu.power_draw:.0f} W, its limit is {gpu.power_limit:.0f} W"
+            return warn(text, gpu.power_draw, gpu.power_limit, remedy="power_draw")
         if gpu.power_limit is None or wanted is None:
             return None
         text = f"limit {gpu.power_limit:.0f} W, {'expected' if expected is not None else 'default'} {wanted:.0f} W"

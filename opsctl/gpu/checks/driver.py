@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from opsctl.gpu.checks.over import fail, no_reading, sound, warn
 from opsctl.gpu.model import Evidence, Found, GpuRef, PciDevice, Reading, Verdict, skip
@@ -13,15 +14,24 @@ NO_GPUS = "the profile says that this host has no GPUs"
 
 def loaded(evidence: Evidence, settings: Settings) -> list[Found]:
     refused = [e for e in evidence.smi_errors if e.check == "driver.loaded"]
+    unsigned = [e for e in (evidence.kernel.events if evidence.kernel else ()) if e.kind == "unsigned"]
     if refused:
-        return [fail(e.text, value=e.rc) for e in refused]
+        signed = not unsigned or evidence.host.driver_loaded
+        because = "" if signed else f"; {unsigned[-1].text}"
+        return [fail(e.text + because, value=e.rc, remedy=e.remedy if signed else "secure_boot") for e in refused]
     host = evidence.host
     if settings.profile.gpus == 0 and not evidence.readings and host.driver_loaded is None:
         return skip("the profile expects no GPU")
     if evidence.smi_run and evidence.smi_run.missing and host.driver_loaded is None:
         if settings.profile.gpus == 0:
             return skip(NO_GPUS)
+        if unsigned:
+            text = f"no module is loaded: {unsigned[-1].text}"
+            return [fail(text, remedy="secure_boot")]
         return [fail("nvidia-smi is not installed and no module is loaded")]
+    if evidence.smi_run and evidence.smi_run.missing and any(d.gpu for d in evidence.pci or ()):
+        text = f"module {host.driver_loaded} is loaded, and no nvidia-smi is found: nothing it tells was looked at"
+        return [warn(text, host.driver_loaded, remedy="smi_path")]
     driver = next((r.driver for r in evidence.readings if r.driver), None) or host.driver_loaded
     answered = [r for r in evidence.readings if r.gpus]
     expected = settings.profile.driver
@@ -34,7 +44,8 @@ def loaded(evidence: Evidence, settings: Settings) -> list[Found]:
     if any(e.kind in ("handle", "lost", "none", "power") for e in evidence.smi_errors):
         return [sound("NVML started")]
     if evidence.smi_run and not answered and not evidence.smi_run.missing:
-        return [fail("/proc/driver/nvidia/version is missing: the module is not loaded")]
+        text = "/proc/driver/nvidia/version is missing: the module is not loaded"
+        return [fail(text, remedy="secure_boot" if unsigned else None)]
     return skip("no driver version in it" if answered else no_reading(evidence))
 
 
@@ -81,7 +92,7 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
     pci = None if evidence.pci is None else [d for d in evidence.pci if d.gpu]
     if not pci and any(r.gpus for r in evidence.readings):
         pci = None  # WSL and some containers hide the bus, not the GPUs
-    found = [fail(e.text) for e in evidence.smi_errors if e.check == "gpu.count"]
+    found = [fail(e.text, remedy=e.remedy) for e in evidence.smi_errors if e.check == "gpu.count"]
     if pci is not None and expected is not None and len(pci) < expected:
         found.append(fail(f"{len(pci)} GPUs on PCI, {expected} expected", len(pci), expected))
     elif pci is not None and not pci and expected == 0:
@@ -92,7 +103,7 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
         if reading.partial and evidence.smi_run is None:  # we never ask about one alone
             found += skip(f"{reading.attached} attached, 1 listed: the answer is about that one alone (nvidia-smi -i)")
         else:
-            found += _listed(reading, pci, expected)
+            found += _listed(reading, pci, expected, _unserved(evidence))
     if not evidence.readings and evidence.smi_errors and pci:
         found.append(fail(f"{len(pci)} GPUs on PCI, none in nvidia-smi", 0, len(pci)))
     if any(f.verdict is Verdict.FAIL for f in found):
@@ -108,7 +119,22 @@ def count(evidence: Evidence, settings: Settings) -> list[Found]:
     return skip(no_reading(evidence) if not evidence.pci else "no NVIDIA GPU in the PCI list")
 
 
-def _listed(reading: Reading, pci: list[PciDevice] | None, expected: int | None) -> list[Found]:
+def _unserved(evidence: Evidence) -> dict[str, str]:
+    """Why NVIDIA's driver leaves a card alone, by bus id: another driver holds it, or it says so itself."""
+    found = {
+        short(d.bus_id): f"is held by {d.driver}"
+        for d in evidence.pci or ()
+        if d.gpu and d.driver not in (None, "", "nvidia")
+    }
+    for event in evidence.kernel.events if evidence.kernel else ():
+        if event.kind == "unserved" and event.bdf:
+            found.setdefault(f"{short(event.bdf)}.0", f"is not served by this driver: {event.text}")
+    return found
+
+
+def _listed(
+    reading: Reading, pci: list[PciDevice] | None, expected: int | None, unserved: Mapping[str, str]
+) -> list[Found]:
     listed = len(reading.gpus)
     uuids = Counter(g.ref.uuid for g in reading.gpus if g.ref.uuid)
     # Masked captures carry one placeholder of zeros for all.
@@ -118,7 +144,16 @@ def _listed(reading: Reading, pci: list[PciDevice] | None, expected: int | None)
     if reading.truncated:
         return skip(f"the output {reading.truncated}: {listed} of {reading.attached or '?'} GPUs begun")
     if pci is not None and listed < len(pci):
-        return [_missing(device, listed, len(pci)) for device in pci if not _named(device, reading)]
+        absent = [device for device in pci if not _named(device, reading)]
+        lost = [_missing(d, listed, len(pci)) for d in absent if short(d.bus_id) not in unserved]
+        if lost:
+            return lost
+        told = "; ".join(f"{d.bus_id} {unserved[short(d.bus_id)]}" for d in absent)
+        remedy = "other_driver" if any(d.driver not in (None, "", "nvidia") for d in absent) else "unserved"
+        if expected is not None and listed < expected:
+            return [fail(f"{listed} listed, {expected} expected: {told}", listed, expected, remedy=remedy)]
+        if absent:
+            return [sound(f"{listed} listed; {told}", listed, expected)]
     if reading.attached is not None and listed < reading.attached:
         return [fail(f"{reading.attached} attached, {listed} listed", listed, reading.attached)]
     if expected is not None and listed < expected:

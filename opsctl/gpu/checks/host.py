@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opsctl.gpu import state
+from opsctl.gpu.checks import kernel
 from opsctl.gpu.checks.over import fail, sound, warn
 from opsctl.gpu.model import Evidence, Found, Host, Mount, Verdict, skip
 from opsctl.gpu.settings import Settings
@@ -50,6 +52,57 @@ def ram(evidence: Evidence, settings: Settings) -> list[Found]:
     if (host.swap_used or 0) > settings.limit("swap.used.bytes"):
         found.append(warn(f"{size(host.swap_used or 0)} of swap in use", host.swap_used))
     return found or [sound(text, host.memory_available, least)]
+
+
+def memory_errors(evidence: Evidence, settings: Settings) -> list[Found]:
+    """EDAC's counters and the kernel log, which may each know what the other does not."""
+    logged = kernel.memory(evidence, settings)
+    counted = _counted(evidence, settings)
+    faults = sorted((f for f in logged + counted if f.verdict.rank > 1), key=lambda f: -f.verdict.rank)
+    return faults or [f for f in counted + logged if f.verdict is Verdict.PASS][:1] or logged
+
+
+def _counted(evidence: Evidence, settings: Settings) -> list[Found]:
+    controllers = evidence.host.memory_controllers
+    if not controllers:
+        return skip("no memory controller is known to EDAC")
+    hours, added = state.since(evidence.before, evidence) if evidence.before else (0.0, {})
+    limit = settings.limit("edac.corrected.per_hour") * max(hours, 1 / 60)
+    found = []
+    for one in controllers:
+        if one.uncorrected:
+            where = f" ({', '.join(one.dimms)})" if one.dimms else ""
+            text = f"{one.uncorrected} uncorrected errors on {one.name}{where}"
+            found.append(fail(text, one.uncorrected, 0, remedy="dimm"))
+        new = added.get(("edac_corrected", one.name), 0)
+        if new > limit:
+            text = f"{new:.0f} new corrected errors on {one.name} in {hours * 60:.0f} minutes"
+            found.append(warn(text, new, limit, remedy="dimm_corrected"))
+    corrected = sum(one.corrected for one in controllers)
+    return found or [sound(f"no uncorrected error, {corrected} corrected on {len(controllers)} memory controllers")]
+
+
+def ports(evidence: Evidence, settings: Settings) -> list[Found]:
+    """InfiniBand and RoCE ports: one that is down while others of its kind are up, or that went down since."""
+    told = evidence.host.network
+    if told is None:
+        return unanswered(evidence.host, "net.ports", "InfiniBand was not looked at")
+    if not told:
+        return [sound("no InfiniBand or RoCE adapter")]
+    added = state.since(evidence.before, evidence)[1] if evidence.before else {}
+    up = {(p.kind, bool(p.near)) for p in told if p.state == "ACTIVE"}
+    found = []
+    for port in told:
+        beside = f" beside {', '.join(port.near[:4])}" if port.near else ""
+        flapped = added.get(("link_downed", port.name), 0)
+        if port.state != "ACTIVE" and port.physical != "Disabled" and (port.kind, bool(port.near)) in up:
+            text = f"{port.name} is {port.state} ({port.physical}){beside}, others of its kind are up"
+            found.append(warn(text, port.state, "ACTIVE", remedy="link_port"))
+        elif flapped > 0:
+            text = f"{port.name} went down {flapped:.0f} times since the last look{beside}"
+            found.append(warn(text, flapped, 0, remedy="link_port"))
+    active = sum(p.state == "ACTIVE" for p in told)
+    return found or [sound(f"{active} of {len(told)} ports active", active)]
 
 
 def shm(evidence: Evidence, settings: Settings) -> list[Found]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from opsctl.gpu import state
+from opsctl.gpu import state, xids
 from opsctl.gpu.checks.driver import short
 from opsctl.gpu.checks.over import sound
 from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, KernelLog, Verdict, skip, worst
@@ -17,7 +17,8 @@ Grouping = Callable[[KernelEvent], tuple[object, ...]]
 
 
 def xid(evidence: Evidence, settings: Settings) -> list[Found]:
-    return _judge(evidence, "klog.xid", lambda e: (e.kind, e.bdf, e.xid))
+    # What has no device stands together by what is to be done about it.
+    return _judge(evidence, "klog.xid", lambda e: (e.kind, e.bdf, e.xid, None if e.bdf else e.remedy))
 
 
 def offbus(evidence: Evidence, settings: Settings) -> list[Found]:
@@ -25,7 +26,7 @@ def offbus(evidence: Evidence, settings: Settings) -> list[Found]:
 
 
 def sxid(evidence: Evidence, settings: Settings) -> list[Found]:
-    return _judge(evidence, "klog.sxid", lambda e: (e.bdf, e.xid))
+    return _judge(evidence, "klog.sxid", lambda e: (e.bdf, e.xid, e.link))
 
 
 def aer(evidence: Evidence, settings: Settings) -> list[Found]:
@@ -58,6 +59,21 @@ def hung(evidence: Evidence, settings: Settings) -> list[Found]:
 
 def disk(evidence: Evidence, settings: Settings) -> list[Found]:
     return _judge(evidence, "klog.disk", lambda e: ())
+
+
+def memory(evidence: Evidence, settings: Settings) -> list[Found]:
+    """What the kernel log says of host memory: uncorrected errors, and corrected ones when they are many."""
+    log = evidence.kernel
+    if log is None or log.unreadable:
+        return skip(log.unreadable if log and log.unreadable else "no kernel log")
+    found = [f for f in _judge(evidence, "host.edac", lambda e: (e.severity,)) if f.verdict.rank > 1]
+    corrected = [e for e in log.events if e.check == "host.edac" and e.severity == "info"]
+    if len(corrected) >= settings.limit("edac.corrected.lines"):
+        text = f"{len(corrected)} lines of corrected errors, last: {one_line(corrected[-1].text, 200)}"
+        limit = settings.limit("edac.corrected.lines")
+        found.append(Found(Verdict.WARN, text, None, len(corrected), limit, "dimm_corrected"))
+    few = f"{len(corrected)} corrected errors" if corrected else "no memory error"
+    return found or [sound(f"{few} in {log.lines} lines of the kernel log")]
 
 
 def _judge(
@@ -114,10 +130,22 @@ def _group(
     note = f" [{'and ' if counted else ''}{probes} caused by nvidia-smi itself, not counted]" if probes else ""
     return Found(
         worst(severities),
-        one_line(f"{count}{told}", 400) + note + _age(counted, evidence),
+        one_line(f"{count}{told}", 400) + _cause(first, evidence) + note + _age(counted, evidence),
         _ref(first, evidence),
         _value(first),
+        remedy=first.remedy,
     )
+
+
+def _cause(event: KernelEvent, evidence: Evidence) -> str:
+    """The Xid before it on the same GPU that this one is known to follow."""
+    known = xids.catalogue().get(event.xid) if event.kind == "xid" and event.xid is not None else None
+    for other in evidence.kernel.events if evidence.kernel and known else ():
+        if other is event:
+            break
+        if known and other.bdf == event.bdf and other.xid in known.effect_of:
+            return f" [follows Xid {other.xid} on this GPU: that one is the cause]"
+    return ""
 
 
 def _age(events: Sequence[KernelEvent], evidence: Evidence) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from opsctl.gpu.model import Evidence, Found, Gpu, Reading, Verdict, skip
+from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Reading, Verdict, skip
 
 Judge = Callable[[Gpu], Found | None]
 
@@ -73,9 +73,23 @@ def sound(evidence: str, value: str | float | None = None, expected: str | float
     return Found(Verdict.PASS, evidence, None, value, expected)
 
 
-def warn(evidence: str, value: str | float | None = None, expected: str | float | None = None) -> Found:
-    return Found(Verdict.WARN, evidence, None, value, expected)
+def warn(
+    evidence: str,
+    value: str | float | None = None,
+    expected: str | float | None = None,
+    *,
+    remedy: str | None = None,
+    gpu: GpuRef | None = None,
+) -> Found:
+    return Found(Verdict.WARN, evidence, gpu, value, expected, remedy)
 
 
-def fail(evidence: str, value: str | float | None = None, expected: str | float | None = None) -> Found:
-    return Found(Verdict.FAIL, evidence, None, value, expected)
+def fail(
+    evidence: str,
+    value: str | float | None = None,
+    expected: str | float | None = None,
+    *,
+    remedy: str | None = None,
+    gpu: GpuRef | None = None,
+) -> Found:
+    return Found(Verdict.FAIL, evidence, gpu, value, expected, remedy)

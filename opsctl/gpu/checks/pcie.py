@@ -52,7 +52,7 @@ def generation(evidence: Evidence, settings: Settings) -> list[Found]:
 
 
 def _generation(reading: Reading, looks: Mapping[str, Sequence[int]]) -> list[Found]:
-    """Only GPUs in P0 that work are compared, each with the others: a link saves power at rest, at generation 1.
+    """Only GPUs that work are compared, with each other and with what card and slot can: at rest a link saves power.
 
     looks: what further looks at a slow link showed, by bus id; the fastest counts.
     """
@@ -68,7 +68,7 @@ def _generation(reading: Reading, looks: Mapping[str, Sequence[int]]) -> list[Fo
     if reading.truncated:
         return skip(f"the output {reading.truncated}")
     if not busy:
-        return skip(f"no GPU is in P0 and busy: the generation at rest says nothing{slots}")
+        return skip(f"no GPU is busy: the generation at rest says nothing{slots}")
     if len(busy) == 1:
         return skip(f"one busy GPU, at generation {busy[0].gen_current:.0f}: no peer to compare with{slots}")
     usual = max(g.gen_current for g in busy if g.gen_current is not None)
@@ -86,15 +86,20 @@ def _narrow_slots(reading: Reading) -> str:
 
 
 def _slower(gpu: Gpu, peers: list[Gpu], looks: Sequence[int]) -> Found | None:
+    if gpu.gen_current is None:
+        return None
     counted = Counter(p.gen_current for p in peers if p.gen_current is not None)
-    if not counted or gpu.gen_current is None:
-        return None
-    usual = max(counted, key=lambda gen: (counted[gen], gen))
+    usual = max(counted, key=lambda gen: (counted[gen], gen), default=0.0)
     seen = max([gpu.gen_current, *looks])
-    if seen >= usual:
-        return None
     often = f" in {len(looks) + 1} looks" if looks else ""
-    return Found(Verdict.FAIL, f"generation {seen:.0f} under load{often}, its peers {usual:.0f}", gpu.ref, seen, usual)
+    if seen < usual:
+        return fail(f"generation {seen:.0f} under load{often}, its peers {usual:.0f}", seen, usual, gpu=gpu.ref)
+    possible = gpu.gen_possible
+    if possible is None or seen >= possible or not gpu.loaded:
+        return None
+    text = f"generation {seen:.0f} under load{often}, card and slot can {possible:.0f}"
+    # One step may be a setting of the BIOS; more is a link that did not train.
+    return (fail if possible - seen > 1 else warn)(text, seen, possible, gpu=gpu.ref)
 
 
 def errors(evidence: Evidence, settings: Settings) -> list[Found]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from opsctl.gpu.checks import active, cards, driver, host, kernel, memory, pcie, processes, service, topology
+from opsctl.gpu.checks import active, cards, driver, fabric, host, kernel, memory, pcie, processes, service, topology
 from opsctl.gpu.fields import table
 from opsctl.gpu.model import Evidence, Found
 from opsctl.gpu.settings import Settings
@@ -22,6 +22,10 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "gpu.recovery": cards.recovery,
     "gpu.uniform": cards.uniform,
     "gpu.mode": cards.mode,
+    "gpu.fabric": fabric.fabric,
+    "gpu.nvlink": fabric.links,
+    "gpu.cuda": fabric.cuda,
+    "gpu.license": fabric.license,
     "gpu.persistence": cards.persistence,
     "ecc.uncorrected": memory.uncorrected,
     "ecc.mode": memory.mode,
@@ -31,6 +35,7 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "pcie.errors": pcie.errors,
     "gpu.temp": cards.temperature,
     "gpu.throttle": cards.throttle,
+    "gpu.clocks": cards.clocks,
     "gpu.power": cards.power,
     "gpu.leftover": cards.leftover,
     "gpu.orphans": processes.orphans,
@@ -49,6 +54,7 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "host.governor": host.governor,
     "host.cpus": host.cpus,
     "host.ram": host.ram,
+    "host.edac": host.memory_errors,
     "host.shm": host.shm,
     "host.disk": host.disk,
     "host.weights": host.weights,
@@ -57,6 +63,8 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "host.time": host.clock,
     "host.updates": host.updates,
     "host.hugepages": host.hugepages,
+    "net.ports": host.ports,
+    "dcgm.diag": active.diagnostics,
     "svc.port": service.port,
     "svc.unit": service.unit,
     "svc.ready": service.ready,
@@ -65,6 +73,10 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "active.nccl": active.collective,
     "active.torch": active.torch,
 }
+
+
+# Whether the driver serves all GPUs and each can be read.
+DECISIVE = ("driver.loaded", "gpu.count", "gpu.lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,7 @@ class Check:
     causes: str
     remedy: str
     command: str
+    decisive: bool  # without its answer nobody can say that the host is fit
     settings: tuple[str, ...]
     function: CheckFunction
 
@@ -87,7 +100,7 @@ def checks() -> dict[str, Check]:
     return {
         name: Check(
             name, rows[name]["title"], rows[name]["meaning"], rows[name]["causes"], rows[name]["remedy"],
-            rows[name]["command"], tuple(rows[name]["settings"].split()), function,
+            rows[name]["command"], name in DECISIVE, tuple(rows[name]["settings"].split()), function,
         )
         for name, function in _FUNCTIONS.items()
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opsctl.gpu.checks.fabric import linked
 from opsctl.gpu.checks.over import fail, sound, warn
 from opsctl.gpu.model import Evidence, Found, GpuRef, PciDevice, Verdict, skip
 from opsctl.gpu.settings import Settings
@@ -12,6 +13,10 @@ def affinity(evidence: Evidence, settings: Settings) -> list[Found]:
     if not told:
         return skip("no NUMA node of any GPU known")
     lone = [d for d in told if d.numa_node == -1]
+    if lone and evidence.host.numa_nodes == 1:
+        return [sound("one NUMA node", 1)]
+    if lone and evidence.host.numa_nodes is None:
+        return skip("the firmware names no NUMA node; how many the machine has is not known")
     if lone:
         return [
             Found(Verdict.WARN, "the firmware names no NUMA node", GpuRef(None, None, d.bus_id), -1, ">= 0")
@@ -34,6 +39,8 @@ def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
         e for e in (evidence.kernel.events if evidence.kernel else ()) if e.kind == "iommu" and e.severity == "fail"
     ]
     found: list[Found] = [fail(f"IOMMU page fault on a GPU: {faults[0].text}")] if faults else []
+    if linked(evidence):
+        return found or [sound("the GPUs reach each other by NVLink")]
     if bridges:
         where = ", ".join(f"{bridge} (above {', '.join(below)})" for bridge, below in sorted(bridges.items()))
         if mode in ("off", "pt"):
@@ -45,7 +52,7 @@ def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
     elif mode == "translated" and len(gpus) != 1:
         found.append(warn("IOMMU translated: peers may hang or read zeros", "translated", "off"))
     elif mode == "pt" and len(gpus) != 1:
-        found.append(warn("IOMMU in passthrough: enough on some hosts, off is safer", "pt", "off"))
+        found.append(warn("IOMMU in passthrough: enough on some hosts, off is safer", "pt", "off", remedy="iommu_off"))
     unlinked = _not_ok(host.p2p)
     if unlinked and not host.p2p_disabled:
         found.append(warn(f"nvidia-smi says no peer access: {', '.join(unlinked[:4])}", unlinked[0], "OK"))
