@@ -13,6 +13,24 @@ CHUNK = 1 << 20
 LONGEST = 64 << 10  # bytes of a line that is still kept whole
 
 
+def file_of(path: str) -> Optional[List[int]]:
+    """Which file is at a path now: its device and inode; None if there is none."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    return [seen.st_dev, seen.st_ino]
+
+
+def begin_of(path: str, file: Optional[List[int]], offset: int) -> int:
+    """Where to read what came after `offset` of a file: 0 once it was rotated or truncated, as all is newer then."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return 0
+    return offset if file == [seen.st_dev, seen.st_ino] and seen.st_size >= offset else 0
+
+
 def last_lines(path: str, offset: int, most: int) -> List[str]:
     """The last lines of a log that are not empty, from `offset` on, secrets masked; none if there is no log."""
     try:

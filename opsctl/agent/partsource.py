@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from opsctl.agent import calls, checkout, logfiles
 from opsctl.agent.logsource import blocks
+from opsctl.agent.logtail import begin_of, file_of
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.redact import Redactor
 
@@ -55,7 +56,19 @@ def named(part: Dict[str, Any]) -> str:
 
 def _files(part: Dict[str, Any], root: str) -> Iterator[Any]:
     paths = [os.path.join(root, path.lstrip("/")) for path in part.get("logs") or [part["path"]]]
-    since = part.get("since")
+    since, begun = part.get("since"), part.get("begun")
+    if begun is not None:
+        known = [number for number, path in enumerate(paths) if begun["file"] and file_of(path) == begun["file"]]
+        if known:
+            first = paths[known[-1]]
+            yield first, begin_of(first, begun["file"], begun["offset"])
+            yield from ((path, 0) for path in paths[known[-1] + 1 :])
+            return
+        # Made since, or packed by a rotation since: told by its times.
+        since = max(0.0, time.time() - begun["at"])
+        if begun["file"] is None and begun["log"] in part.get("logs", ()):
+            yield from ((path, 0) for path in logfiles.recent(paths, since))
+            return
     if since is None:
         yield from ((path, 0) for path in paths)
         return

@@ -211,7 +211,8 @@ def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False)
     with told("write the log", wanted["log"]):
         descriptor = os.open(wanted["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
-        offset = os.fstat(descriptor).st_size
+        seen_log = os.fstat(descriptor)
+        offset, log_file = seen_log.st_size, [seen_log.st_dev, seen_log.st_ino]
         child = subprocess.Popen(
             ["/bin/sh", "-c", GATE, "sh"] + wanted["argv"],
             cwd=wanted["cwd"],
@@ -236,6 +237,7 @@ def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False)
         boot=pids.boot_id(),
         uid=os.getuid(),
         log_offset=offset,
+        log_file=log_file,
         since=time.time(),
     )
     known(record)

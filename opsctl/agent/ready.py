@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 
 from opsctl.agent import startadvice, startlog, vram
 from opsctl.agent.http import request
+from opsctl.agent.keep import load
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.readiness import NO_WORD, OWN_QUESTION, STALL_SECONDS, Readiness, words
 from opsctl.agent.redact import Redactor
@@ -113,13 +114,17 @@ def wait(
     timeout: float = 1200.0,
     stall: Optional[float] = STALL_SECONDS,
     alive: Optional[Alive] = None,
+    begun: Optional[str] = None,
 ) -> Dict[str, Any]:
     """Wait until the server answers; give up when it dies, says that it failed, or stands still for `stall` seconds.
+
+    begun: name under which `startlog.mark` kept where this start begins in the log; what is before it is not read.
 
     Reports {"text", "phase", "fraction", "waited"}; gives {"seconds", "phases": {name: seconds}}.
     """
     began = reported = time.monotonic()
-    said, start, watch = startlog.source(call, log, offset, alive), Start(stall, began), Watch(alive)
+    said = startlog.source(call, log, offset, alive, load(call, begun) if begun else None)
+    start, watch = Start(stall, began), Watch(alive)
     asked, seen, memory, looked = 0.0, "", None, began
     phases: Dict[str, float] = {}
     try:

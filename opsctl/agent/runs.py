@@ -4,6 +4,7 @@
     runs/<run>/end          how many records the log has, and the run's number: what the log lacks at its end is noticed
     runs/<run>/undo         how each step is taken back, apart from the log, as it may hold what nobody else is to read
     runs/<run>/steps/<n>/   before-images of step n, made when its first call keeps something
+    runs/<run>/server-log   where the words of the server that it started last begin, in that server's log
     runs/<run>/reserve      room on the disk, given back when the run is taken back
     runs/<run>/lock         flock, held by whoever works on the run
     runs/<run>/attended     flock, held by the agent of the operator whose run it is, never by a supervisor

@@ -18,6 +18,7 @@ from collections import deque
 from typing import Any, Deque, Dict, Iterable, List, Optional, Sequence
 
 from opsctl.agent import logpatterns as patterns
+from opsctl.agent import service
 from opsctl.agent.decodestats import DecodeStats, seconds
 from opsctl.agent.logsource import blocks
 from opsctl.agent.protocol import Context
@@ -287,10 +288,11 @@ def scan(call: Context, path: str, offset: int = 0, limit: int = 0, older: Seque
     return found
 
 
-def scan_unit(call: Context, unit: str, user: bool = False, since: str = "-7d") -> Dict[str, Any]:
-    """Agent call `serverlog.scan_unit`: what a systemd unit has said, as `Scanner.finish` gives it."""
+def scan_unit(call: Context, unit: str, user: bool = False) -> Dict[str, Any]:
+    """Agent call `serverlog.scan_unit`: what a unit has said since its last start, as `Scanner.finish` gives it."""
     scanner = Scanner(json.loads(call.body.decode()) if call.body else ())
-    argv = ["journalctl", "--user-unit" if user else "--unit", unit, "-o", "short-iso", "--no-pager", "--since", since]
+    whose = (["--user"] if user else []) + service.this_start(unit, user, service.show(call, unit, user))
+    argv = ["journalctl", "-o", "short-iso", "--no-pager"] + whose
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     call.started(child.pid)
     assert child.stdout is not None

@@ -164,7 +164,7 @@ def _judge(call: Context, unit: str, user: bool, actions: List[str], timeout: fl
             return now
         wrong = _wrong(unit, now, first)
         if wrong is not None:
-            raise AgentError("failed", wrong + _last_words(call, user, now), unit=unit)
+            raise AgentError("failed", wrong + _last_words(call, unit, user, now), unit=unit)
         if now.get("ActiveState") == "inactive":
             return now  # a oneshot unit that has done its work
         if now.get("ActiveState") in ("active", "reloading"):
@@ -216,14 +216,24 @@ def _how_it_ended(now: Dict[str, Any]) -> str:
     return "exit code %s" % status if result in ("", "success", "exit-code") and status else result or "no reason given"
 
 
-def _last_words(call: Context, user: bool, now: Dict[str, Any]) -> str:
-    """The last thing that this start of the unit said, as the journal has it; '' where it has nothing."""
-    invocation = now.get("InvocationID", "")
-    if not invocation:
+def this_start(unit: str, user: bool, shown: Dict[str, Any]) -> List[str]:
+    """Arguments of journalctl for what a unit has said, and systemd of it, since it was last started."""
+    invocation = shown.get("InvocationID")
+    if invocation:
+        fields = ("_SYSTEMD_INVOCATION_ID", "USER_INVOCATION_ID" if user else "INVOCATION_ID")
+        return ["%s=%s" % (fields[0], invocation), "+", "%s=%s" % (fields[1], invocation)]
+    text = shown.get("ExecMainStartTimestampMonotonic", "")
+    ago = time.monotonic() - int(text) / 1e6 if text.isdigit() and int(text) else 0.0
+    return ["--since=@%d" % (time.time() - max(0.0, ago)), "--user-unit" if user else "--unit", unit]
+
+
+def _last_words(call: Context, unit: str, user: bool, now: Dict[str, Any]) -> str:
+    """The last thing that this start of the unit itself said, as the journal has it; '' where it has nothing."""
+    if not now.get("InvocationID"):
         return ""
     argv = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--lines=20"] + (["--user"] if user else [])
     try:
-        done = execute(call, argv + ["_SYSTEMD_INVOCATION_ID=" + invocation], env={"LC_ALL": "C"}, timeout=QUICK)
+        done = execute(call, argv + this_start(unit, user, now)[:1], env={"LC_ALL": "C"}, timeout=QUICK)
     except AgentError:
         return ""  # no journal, or not for us: what systemd says of the unit stands alone
     lines = Redactor().feed(done.out).decode("utf-8", "replace").splitlines() if done.code == 0 else []
@@ -236,7 +246,7 @@ def _do(call: Context, user: bool, action: str, unit: str, timeout: float) -> No
     words = [action] if action == "daemon-reload" else [action, "--", unit]
     done = _systemctl(call, user, words, timeout)
     if done.code != 0:
-        last = _last_words(call, user, show(call, unit, user)) if action in ("start", "restart", "reload") else ""
+        last = _last_words(call, unit, user, show(call, unit, user)) if action in ("start", "restart", "reload") else ""
         text = "systemctl %s %s: %s%s" % (action, unit, ending(done), last)
         raise AgentError("failed", text, unit=unit, action=action)
     if action == "stop":

@@ -1,19 +1,55 @@
-"""What a starting server says: new bytes of its log file, or of the system's journal where its unit writes there."""
+"""What a starting server says: new bytes of its log file, or of the system's journal where its unit writes there.
+
+Only what belongs to this start counts: a file is read from where it ended when the start began (`mark`, known by device
+and inode, so that a rotation in between is noticed), the journal by the invocation of the unit.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import time
 from typing import Any, Dict, Optional
 
-from opsctl.agent import service
-from opsctl.agent.logtail import Tail
+from opsctl.agent import durable, runs, service
+from opsctl.agent.filestate import absolute
+from opsctl.agent.keep import save
+from opsctl.agent.logtail import Tail, begin_of, file_of
 from opsctl.agent.protocol import Context
 from opsctl.agent.wait import Alive, log_of
 
 CHUNK = 1 << 20
+KEEP = "server-log"  # where a run keeps the mark of the start that it makes
+
+
+def mark(call: Context, log: Optional[str] = None, keep: str = KEEP) -> Dict[str, Any]:
+    """Note in the step of a run where a server's words on the start that follows will begin.
+
+    {"at": seconds since the epoch, "log", "file": [device, inode] or None where there is none yet, "offset"}.
+    """
+    place: Dict[str, Any] = {"at": time.time(), "log": None, "file": None, "offset": 0}
+    if log is not None:
+        path = absolute(log)
+        place.update(log=path, file=file_of(path), offset=os.path.getsize(path) if file_of(path) else 0)
+    save(call, keep, place)
+    run = os.path.dirname(os.path.dirname(call.blobs)) if call.blobs else ""
+    if os.path.dirname(run) == runs.root():  # a step's folder goes when the run is taken back
+        durable.write(os.path.join(run, KEEP), json.dumps(place).encode())
+    return place
+
+
+def of_run(call: Context, run: str) -> Optional[Dict[str, Any]]:
+    """The mark of the last start of a server that a run has made; None if it made none."""
+    return durable.read_json(os.path.join(runs.root(), runs.checked(run), KEEP))
+
+
+def offset_in(place: Optional[Dict[str, Any]], path: str) -> Optional[int]:
+    """Where in the file that is at `path` now a start begins: 0 in one that came since; None without a mark of it."""
+    if place is None or place.get("log") != path:
+        return None
+    return begin_of(path, place["file"], place["offset"])
 
 
 class Said:
@@ -41,14 +77,15 @@ class File(Said):
 
 
 class Journal(Said):
-    """A unit's messages, from a moment on, as journalctl gives them."""
+    """What this start of a unit says, as journalctl gives it."""
 
-    def __init__(self, call: Context, unit: str, user: bool, since: float) -> None:
+    def __init__(self, call: Context, unit: str, user: bool, shown: Dict[str, Any]) -> None:
         self.name = "the journal of %s" % unit
-        whose = ["--user", "--user-unit"] if user else ["--unit"]
-        argv = ["journalctl", "--quiet", "--follow", "--no-tail", "--all", "--output=cat", "--since=@%d" % since]
+        argv = ["journalctl", "--quiet", "--follow", "--no-tail", "--all", "--output=cat"] + (
+            ["--user"] if user else []
+        )
         self._child = subprocess.Popen(
-            argv + whose + [unit],
+            argv + service.this_start(unit, user, shown),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -74,18 +111,21 @@ class Journal(Said):
         self._call.ended(self._child.pid)
 
 
-def source(call: Context, log: Optional[str], offset: Optional[int], alive: Optional[Alive]) -> Said:
-    """Where a server says how far it is: the log that is named or known, else its unit's journal."""
+def source(
+    call: Context,
+    log: Optional[str],
+    offset: Optional[int],
+    alive: Optional[Alive],
+    begun: Optional[Dict[str, Any]] = None,
+) -> Said:
+    """Where a server says how far it is: the log that is named or known, else its unit's journal. begun: of `mark`."""
     if log is not None or (alive and "process" in alive):
-        return File(*log_of(log, offset, alive))
+        path, begin = log_of(log, offset, alive)
+        return File(path, offset_in(begun, path) if begin is None else begin)
     if alive and "unit" in alive and shutil.which("journalctl"):
         user = alive.get("user", False)
-        return Journal(call, alive["unit"], user, _started(service.show(call, alive["unit"], user)))
+        return Journal(call, alive["unit"], user, service.show(call, alive["unit"], user))
     return Said()
 
 
-def _started(shown: Dict[str, Any]) -> float:
-    """When the unit's main process was started, in seconds since 1970."""
-    text = shown.get("ExecMainStartTimestampMonotonic", "")
-    ago = time.monotonic() - int(text) / 1e6 if text.isdigit() and int(text) else 0.0
-    return time.time() - max(0.0, ago)
+CALLS = {"mark": mark, "of_run": of_run}

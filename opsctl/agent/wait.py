@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from opsctl.agent import container, pids, process, service
 from opsctl.agent.filestate import absolute
 from opsctl.agent.http import request
-from opsctl.agent.logtail import Tail, last_lines
+from opsctl.agent.logtail import Tail, begin_of, last_lines
 from opsctl.agent.protocol import AgentError, Context
 
 TICK = 0.2
@@ -132,7 +132,14 @@ def log_of(path: Optional[str], offset: Optional[int], alive: Optional[Alive]) -
     record = process.status(Context(), alive["process"]) if alive and "process" in alive else {}
     if "log" not in record:
         raise AgentError("invalid", "no log is known: give its path, or a process that was started by opsctl")
-    return record["log"], record["log_offset"] if offset is None else offset
+    return record["log"], _begin(record) if offset is None else offset
+
+
+def _begin(record: Dict[str, Any]) -> int:
+    """Where in its log a recorded process began to write."""
+    if "log_file" not in record:  # written by an earlier version, or of an adopted process
+        return int(record["log_offset"])
+    return begin_of(record["log"], record["log_file"], record["log_offset"])
 
 
 class Stall:
@@ -166,7 +173,8 @@ class Watch:
         self._next = time.monotonic() + (LOOK_ELSEWHERE if "unit" in alive or "container" in alive else TICK)
         if "process" in alive and not process.is_alive(alive["process"]):
             record = process.status(call, alive["process"])
-            raise died("process %s" % alive["process"], record.get("log"), record.get("log_offset", 0))
+            begin = _begin(record) if "log" in record else 0
+            raise died("process %s" % alive["process"], record.get("log"), begin)
         if "unit" in alive:
             self._look_at_unit(service.show(call, alive["unit"], alive.get("user", False)), alive["unit"])
         if "container" in alive:

@@ -34,7 +34,7 @@ def _of_host(remote: RemoteHost, host: InventoryHost) -> timeline.Summary:
         found = remote.call(Call("serverlog.scan_unit", args), timeout=_LONGEST).result
     else:
         raise UsageError("no server runs here, and no log is known", hint="set `log` or `unit` in its sglang section")
-    return timeline.build(found)
+    return timeline.build(found, current=True)
 
 
 def _scan(remote: RemoteHost, logs: Sequence[str]) -> dict[str, Any]:

@@ -110,10 +110,10 @@ def _why_none(remote: RemoteHost, host: InventoryHost) -> str:
     if host.sglang.log is None:
         return start
     try:
-        log = timeline.build(remote.call(Call("serverlog.scan", {"path": host.sglang.log, "offset": 0})).result)
+        scan = remote.call(Call("serverlog.scan", {"path": host.sglang.log, "offset": 0})).result
     except RemoteError:
         return start
-    error = log.first_error
+    error = timeline.build(scan, current=True).first_error
     return f"its log ends with: {one_line(error.message)}" if error else start
 
 

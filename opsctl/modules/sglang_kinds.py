@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from opsctl.agent import serverargv
+from opsctl.agent import serverargv, startlog
 from opsctl.agent.process import env_digest
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Conflict, TaskFailed
@@ -103,12 +103,18 @@ class Kind:
             text = plan_of.launch_text(self.site, self.server, argv)
             steps.file(LAUNCH, self.server.launch_file, text, self.known[LAUNCH], 0o755)
 
-    def wait(self, alive: dict[str, Any]) -> Call:
+    def mark(self) -> Call:
+        """Notes where the words of the start that follows will begin in the log."""
+        return Call("startlog.mark", {"log": self.server.log, "keep": startlog.KEEP})
+
+    def wait(self, alive: dict[str, Any], *, marked: bool = False) -> Call:
         args: dict[str, Any] = {"port": self.server.port, "timeout": self.args.ready_timeout, "alive": alive}
         if self.server.bind not in ("0.0.0.0", "::", "127.0.0.1"):
             args["host"] = self.server.bind
         if "process" not in alive and self.server.log is not None:
             args["log"] = self.server.log
+        if marked:
+            args["begun"] = startlog.KEEP
         args["stall"] = self.args.stall
         return Call("ready.wait", args)
 
@@ -168,7 +174,7 @@ class ProcessServer(Kind):
         undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
         verb = "restart" if stop else "start"
         summary = ", ".join([*theirs, *steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
-        calls = (*stop, *steps.calls, start, self.wait(ours))
+        calls = (*stop, *steps.calls, self.mark(), start, self.wait(ours, marked=True))
         return Change(summary, calls, undo, again, diffs=tuple(steps.diffs))
 
     def _as_it_runs(
@@ -185,7 +191,7 @@ class ProcessServer(Kind):
         start = Call("process.start_like", {"name": name, "like": STOP, "without": without, "keep": START})
         undo = Call("process.restore", {"name": name, "wait": args.stop_wait, "keep": START})
         how = "as it runs" if args.speculation else "as it runs, without speculation"
-        return Change(", ".join([*theirs, f"restart {name} {how}"]), (*stop, start, ready), (undo,), again)
+        return Change(", ".join([*theirs, f"restart {name} {how}"]), (*stop, self.mark(), start, ready), (undo,), again)
 
     def _start(self, argv: list[str]) -> dict[str, Any]:
         server = self.server
@@ -263,7 +269,7 @@ class UnitServer(Kind):
         start = Call("service.change", {**where, "actions": [*reload, "start"], **limit, "keep": START})
         undo = (Call("service.restore", {**where, "keep": START, **limit}), *steps.undo)
         verb = "restart" if now["up"] else "start"
-        calls = (*first, *steps.calls, start, self.wait(alive))
+        calls = (*first, *steps.calls, self.mark(), start, self.wait(alive, marked=True))
         settle = again if now["up"] else ()
         return Change(", ".join([*steps.said, f"{verb} {server.unit}"]), calls, undo, settle, diffs=tuple(steps.diffs))
 
@@ -315,4 +321,5 @@ class ContainerServer(Kind):
         undo = (Call("container.restore", {**limit, "keep": START}), *steps.undo)
         verb = "restart" if now["running"] else "start"
         summary = ", ".join([*steps.said, f"{verb} container {name}"])
-        return Change(summary, (*stop, *steps.calls, start, ready), undo, again)
+        calls = (*stop, *steps.calls, self.mark(), start, self.wait({"container": name}, marked=True))
+        return Change(summary, calls, undo, again)

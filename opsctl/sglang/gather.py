@@ -121,7 +121,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
             notes.append(f"{name}: {answer}" if path in str(answer) else f"{name}: {path}: {answer}")
             del answers[name]
     good = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
-    log = timeline.build(good["log"].result) if "log" in good else dead
+    log = timeline.build(good["log"].result, current=True) if "log" in good else dead
     target_config = _config(good["target"].body) if "target" in good else None
     serving = _serving(started, info, told)
     release = version_text(info, log)
@@ -170,7 +170,7 @@ def _scan(ask: Ask, path: str, offset: int, notes: list[str]) -> timeline.Summar
     if isinstance(answer, Exception):
         notes.append(f"log: {answer}")
         return None
-    return timeline.build(answer.result)
+    return timeline.build(answer.result, current=True)
 
 
 def _facts(ask: Ask, package: str, target: str | None, notes: list[str]) -> Facts | None:

@@ -44,6 +44,7 @@ class Wish:
         include, exclude: names or patterns of parts.
         more: also mask addresses, host names, serial numbers and UUIDs.
         keep_prompts: leave what users wrote.
+        begun: where the server's log begins, for the start that the run made; see `startlog.mark`.
     """
 
     since: float | None = None
@@ -52,6 +53,7 @@ class Wish:
     exclude: tuple[str, ...] = ()
     more: bool = False
     keep_prompts: bool = False
+    begun: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def collect(host: Asked, source: Source, wish: Wish, target: Callable[[str], Pat
     job.learn()
     tell("looking for the server", None)
     server = log_survey.survey(lambda call: host.call(call, timeout=60), source.settings, source.wanted, source=True)
-    parts = log_parts.select(log_parts.parts(server, wish.since, wish.run), wish.include, wish.exclude)
+    parts = log_parts.select(log_parts.parts(server, wish.since, wish.run, wish.begun), wish.include, wish.exclude)
     # The host masks what is its own. Secrets of other hosts are not told to it, but masked here.
     spool = Spool([part["name"] for part in parts], known_values([*job.known, *revealed()]))
     try:
@@ -186,7 +188,8 @@ def _judge(job: _Job, server: log_parts.Server, spool: Spool) -> timeline.Summar
     """Add what the parts say together. The timeline of the log, if there is a log."""
     logs = [path for name in ("server.log", "journal.log", "container.log") if (path := spool.path(name))]
     scan = log_findings.scan(logs[0]) if logs else None
-    log = timeline.build(scan) if scan else None
+    # A run that made no start explains itself by the one that serves.
+    log = timeline.build(scan, current=job.wish.run is not None and job.wish.begun is None) if scan else None
     if log:
         job.derive("summary.json", lambda: log_findings.summary(log), spool)
     if evidence := spool.text(log_parts.EVIDENCE):
@@ -225,14 +228,18 @@ def _trouble(part: Mapping[str, Any]) -> str:
 
 
 def of_run(wish: Wish, host: Asked) -> Wish:
-    """The wish with the run's whole name, and from a little before its begin on. Raises UsageError if there is none."""
+    """The wish with the run's whole name, and from a little before its begin on. Raises UsageError if there is none.
+
+    The log of the server begins at the start that the run has made, if it made one: an older crash explains nothing.
+    """
     if wish.run is None:
         return wish
     runs = host.call(Call("history.list", {"limit": 100}), timeout=60).result["runs"]
     run = meant(wish.run, [str(one["run"]) for one in runs], "on this host")
     begun = next(one["begun"] for one in runs if one["run"] == run)
     now = host.call(Call("logfiles.look"), timeout=60).result["now"]
-    return replace(wish, run=run, since=max(0.0, float(now) - float(begun)) + _BEFORE_RUN)
+    start = host.call(Call("startlog.of_run", {"run": run}), timeout=60).result
+    return replace(wish, run=run, since=max(0.0, float(now) - float(begun)) + _BEFORE_RUN, begun=start)
 
 
 def secrets_in(value: Any) -> Iterator[Secret]:

@@ -61,11 +61,17 @@ class Server:
     health: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parts(server: Server, since: float | None = None, run: str | None = None) -> list[Part]:
-    """All parts of a bundle. since: seconds back; without it logs of files are not cut and the others go a day back."""
+def parts(
+    server: Server, since: float | None = None, run: str | None = None, begun: Mapping[str, Any] | None = None
+) -> list[Part]:
+    """All parts of a bundle.
+
+    since: seconds back; without it logs of files are not cut and the others go a day back. begun: the mark of a start,
+    see `startlog.mark`: the server's log begins there.
+    """
     back = since or DAY
     return [
-        *_log(server, since, back),
+        *_log(server, since, back, begun),
         *_unit(server),
         *_processes(server),
         *_software(server),
@@ -99,16 +105,19 @@ def check_names(names: Collection[str]) -> None:
             raise UsageError(f"there is no part {name!r}", hint=did_you_mean(name, known))
 
 
-def _log(server: Server, since: float | None, back: float) -> list[Part]:
+def _log(server: Server, since: float | None, back: float, begun: Mapping[str, Any] | None) -> list[Part]:
     found: list[Part] = []
     if server.logs:
-        found.append({"name": "server.log", "logs": list(server.logs)} | ({"since": since} if since else {}))
+        cut = {"begun": dict(begun)} if begun else {"since": since} if since else {}
+        found.append({"name": "server.log", "logs": list(server.logs)} | cut)
     long: Part = {"seconds": 120.0, "window": 4 << 20, "tail": 24 << 20}
     if server.unit:
-        argv = ["journalctl", *_scope(server, "--user-unit", "--unit"), "-o", "short-iso", "--no-pager", _since(back)]
+        argv = ["journalctl", *_scope(server, "--user-unit", "--unit"), "-o", "short-iso", "--no-pager"]
+        argv.append(f"--since=@{begun['at']:.6f}" if begun else _since(back))
         found.append({"name": "journal.log", "argv": argv} | long)
     if server.container:
-        argv = ["docker", "logs", "--since", f"{back:.0f}s", server.container]
+        since_then = f"{begun['at']:.6f}" if begun else f"{back:.0f}s"
+        argv = ["docker", "logs", "--since", since_then, server.container]
         found.append({"name": "container.log", "argv": argv} | long)
     return found
 

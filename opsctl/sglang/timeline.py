@@ -37,8 +37,8 @@ class Summary:
     log: Mapping[str, Any]
 
 
-def build(scan: Mapping[str, Any]) -> Summary:
-    """The timeline of one log."""
+def build(scan: Mapping[str, Any], *, current: bool = False) -> Summary:
+    """The timeline of one log. current: blame nothing but an error of the last start; an earlier one's is an event."""
     lives: list[Life] = []
     candidates: list[Candidate] = []
     events: list[Event] = []
@@ -62,7 +62,7 @@ def build(scan: Mapping[str, Any]) -> Summary:
         version=log_formats.version(flags, scan["samples"]),
         starts=tuple(life.done() for life in lives),
         decode=scan["decode"],
-        first_error=blame(confirmed),
+        first_error=blame([one for one in confirmed if not current or one.life == len(lives) - 1]),
         events=tuple(events[:MOST_EVENTS]),
         ranks=scan["ranks"],
         log={key: scan.get(key) for key in ("first_at", "last_at", "lines", "bytes", "dropped_marks")},

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent import facts
+from opsctl.agent import facts, runs, startlog
 from opsctl.agent.clip import Clip
 from opsctl.agent.collect import bundle
 from opsctl.agent.logfiles import family, offset_of
@@ -25,6 +25,7 @@ from opsctl.errors import UsageError
 from opsctl.sglang.log_parts import Server, check_names, parts, select
 from tests.logs.canaries import CANARIES
 from tests.logs.test_redact import leaks
+from tests.modules.conftest import InProcess
 
 
 class Wire(Context):
@@ -178,6 +179,39 @@ def test_the_files_of_a_log_are_found_in_the_order_of_their_age(tmp_path: Path) 
         (tmp_path / other).write_text("x")
     assert [Path(name).name for name in family(str(tmp_path / "sglang.log"))] == names
     assert family(str(tmp_path / "nothing.log")) == []
+
+
+@pytest.mark.parametrize("between", ["nothing", "rotated", "truncated", "packed", "made"])
+def test_the_log_of_a_run_begins_with_the_start_that_it_made(
+    between: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second failure is not blamed on the crash that ended the first, whatever became of the file."""
+    monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
+    log = tmp_path / "sglang.log"
+    first, second = (
+        f"[2026-02-08 0{hour}:00:00] server_args=ServerArgs(model_path='/m', port=1)\n"
+        f"[2026-02-08 0{hour}:00:09] Scheduler hit an exception: Traceback (most recent call last):\n{error}\n\n"
+        for hour, error in ((1, "torch.OutOfMemoryError: CUDA out of memory."), (2, "KeyError: 'd2t'"))
+    )
+    if between != "made":
+        log.write_text(first)
+        os.utime(log, (time.time() - 3600, time.time() - 3600))
+    startlog.mark(InProcess(blobs=Path(runs.step_folder("r1", 3))), str(log))
+    older = tmp_path / "sglang.log.1"
+    if between in ("rotated", "packed"):
+        log.rename(older)
+    with log.open("w" if between == "truncated" else "a") as stream:
+        stream.write(second)
+    if between == "packed":
+        (tmp_path / "sglang.log.1.gz").write_bytes(gzip.compress(older.read_bytes()))
+        os.utime(tmp_path / "sglang.log.1.gz", (time.time() - 3600, time.time() - 3600))
+        older.unlink()
+    begun = startlog.of_run(InProcess(), "r1")
+    assert startlog.of_run(InProcess(), "another") is None
+    server = Server(logs=family(str(log)))
+    wire = Wire()
+    bundle(wire, select(parts(server, 7200.0, "r1", begun), ["server.log"], []))
+    assert wire.files["server.log"].decode() == second
 
 
 @pytest.mark.parametrize("minutes", [1, 30, 90, 600])

@@ -368,3 +368,23 @@ def test_a_file_that_is_not_there_is_the_users_mistake() -> None:
     )
     assert done.returncode == 2
     assert "no such log" in done.stderr
+
+
+def test_a_server_that_runs_is_not_blamed_for_the_crash_before_its_start() -> None:
+    """`server`, `diagnose` and `logs summary` of a host tell of the start that serves; the older crash is an event."""
+    crashed = (
+        log(WORDINGS[4], ready=False) + TRACE.format(rank=0, error="torch.OutOfMemoryError: CUDA out of memory.") + END
+    )
+    scanner = Scanner()
+    scanner.feed((crashed + log(WORDINGS[4])).encode())
+    scan = scanner.finish()
+    now = build(scan, current=True)
+    assert now.first_error is None
+    assert [event.kind for event in now.events].count("cuda_out_of_memory") == 1
+    assert build(scan).first_error is not None
+    again = TRACE.format(rank=0, error="KeyError: 'd2t'") + END
+    scanner = Scanner()
+    scanner.feed((crashed + log(WORDINGS[4], ready=False) + again).encode())
+    error = build(scanner.finish(), current=True).first_error
+    assert error is not None
+    assert error.message == "KeyError: 'd2t'"

@@ -122,7 +122,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "state").write_text("ActiveState=active\nSubState=running\nNRestarts=1\n")
+    (tmp_path / "state").write_text("ActiveState=active\nSubState=running\nNRestarts=1\nInvocationID=cafe\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
 
@@ -144,7 +144,7 @@ def test_a_unit_without_a_log_file_is_followed_in_the_journal(systemd: Path) -> 
     assert "Init torch distributed begin." in told[-1]
     asked = (systemd / "journalctl.asked").read_text()
     assert "--follow" in asked
-    assert asked.endswith("--user --user-unit sglang.service")
+    assert asked.endswith("--user _SYSTEMD_INVOCATION_ID=cafe + USER_INVOCATION_ID=cafe")  # this start alone
 
 
 def test_a_unit_that_systemd_starts_again_and_again(systemd: Path) -> None:
@@ -158,6 +158,26 @@ def test_a_unit_that_systemd_starts_again_and_again(systemd: Path) -> None:
     again = Watch({"unit": "sglang.service"})
     with pytest.raises(AgentError, match=r"activating \(exit-code\)"):
         again.look(InProcess())
+
+
+CRASH = b"[2026-02-08 03:00:20] Scheduler hit an exception: Traceback (most recent call last):\n%s\n\n" + (
+    b"[2026-02-08 03:00:21] Received sigquit from a child process. It usually means the child failed.\n"
+)
+
+
+@pytest.mark.parametrize("rotated", ["", "moved", "truncated"])
+def test_a_failed_start_is_not_explained_by_an_older_crash(rotated: str, tmp_path: Path) -> None:
+    """Nor are words missed that came between the start and the wait, also when the log was rotated in between."""
+    log, call = tmp_path / "sglang.log", InProcess(blobs=tmp_path / "step")
+    log.write_bytes(LOADING + CRASH % OOM.encode())
+    startlog.mark(call, str(log))
+    if rotated == "moved":
+        log.rename(tmp_path / "sglang.log.1")
+    with log.open("wb" if rotated == "truncated" else "ab") as stream:
+        stream.write(LOADING + CRASH % b"KeyError: 'draft_model'")
+    with pytest.raises(AgentError, match="KeyError") as caught:
+        ready.wait(call, free_port(), log=str(log), begun=startlog.KEEP, timeout=60)
+    assert "OutOfMemory" not in caught.value.message
 
 
 def test_without_log_and_journal_only_health_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

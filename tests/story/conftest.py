@@ -33,6 +33,7 @@ PLAY = """
     confirm_within: {type: duration, default: 60s}
     stall: {type: duration, default: 30s}
     adopt: {type: bool, default: false}
+    logs: {type: bool, default: false}
   tasks:
     - name: A file beside it
       copy: {dest: "{{ sglang.weights_root }}/note", content: "{{ drafter | basename }}\\n"}
@@ -50,6 +51,10 @@ PLAY = """
       supervise: {confirm_within: "{{ confirm_within }}"}
     - name: Does it answer?
       http: {url: "http://127.0.0.1:{{ sglang.port }}/get_server_info"}
+  rescue:
+    - name: Keep the logs
+      when: logs
+      logs_collect: {folder: logs, run: "{{ run_id }}", include: [server.log, diagnosis.json]}
   gates:
     - {name: Good, that: "gate > 0"}
 """
