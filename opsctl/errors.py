@@ -3,6 +3,7 @@
     OpsctlError
     ├── UsageError          what the user wrote cannot be used: arguments, inventory, playbook, a local file
     ├── Unreachable         a host could not be reached, or was lost
+    │   ├── Lost            the connection ended while something was asked through it
     │   ├── HostKeyError    its key is unknown or has changed
     │   └── AuthFailed
     ├── RemoteError         the host was reached and refused or failed an operation
@@ -86,6 +87,10 @@ class UsageError(OpsctlError, ValueError):
 
 class Unreachable(OpsctlError, ConnectionError):
     exit_code = Exit.UNREACHABLE
+
+
+class Lost(Unreachable):
+    """The connection to a host ended in the middle: nothing is known of what was asked through it."""
 
 
 class HostKeyError(Unreachable):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from opsctl.errors import Exit, OpsctlError, RemoteError
+from opsctl.errors import Exit, Lost, OpsctlError, RemoteError
 from opsctl.text import one_line
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def _servers(
 def _info(server: Server) -> Any:
     try:
         return server.info(wake=False)
+    except Lost:
+        raise
     except OpsctlError:
         return None  # it is starting, or hung, or keeps strangers out: the state says that it does not answer
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from opsctl.agent.protocol import Call
-from opsctl.errors import RemoteError, Unreachable, UsageError
+from opsctl.errors import Lost, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.secret import Secret
 from opsctl.sglang import probe as probing
@@ -67,6 +67,8 @@ class Probe(Action[ProbeArgs]):
             server = Server(http, key if isinstance(key, Secret) else None)
             try:
                 info = server.info()
+            except Lost:
+                raise
             except Unreachable as error:
                 return _nothing(args, error.message)
             except RemoteError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 import typing
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from paramiko import Channel
 
     from opsctl.remote.ssh import Link
+    from opsctl.remote.transport import Transport
 
 
 def client(link: Link | None, port: int, name: str) -> httpx.Client:
@@ -38,33 +40,44 @@ class _Tunnels(httpcore.NetworkBackend):
         from opsctl.errors import Unreachable
         from opsctl.remote.ssh import tunnel
 
+        transport = self._link.transport
         try:
-            return _ChannelStream(tunnel(self._link.transport, host, port, timeout or 30.0, self._name))
+            return _ChannelStream(tunnel(transport, host, port, timeout or 30.0, self._name), transport, self._name)
         except Unreachable as error:
+            _demand_there(transport, self._name)
             kind = httpcore.ConnectTimeout if isinstance(error.__cause__, socket.timeout) else httpcore.ConnectError
             raise kind(error.message) from error
 
 
 class _ChannelStream(httpcore.NetworkStream):
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    """A channel to a port of the host. What ends it may be the server there, or the connection to the host: Lost."""
+
+    def __init__(self, channel: Channel, transport: Transport, name: str) -> None:
+        self._channel, self._transport, self._name = channel, transport, name
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._channel.settimeout(timeout)
         try:
-            return self._channel.recv(max_bytes)
+            data = self._channel.recv(max_bytes)
         except TimeoutError as error:
+            _demand_there(self._transport, self._name)
             raise httpcore.ReadTimeout("no answer in time") from error
         except (OSError, EOFError) as error:
+            _demand_there(self._transport, self._name)
             raise httpcore.ReadError(str(error)) from error
+        if not data:
+            _demand_there(self._transport, self._name)
+        return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._channel.settimeout(timeout)
         try:
             self._channel.sendall(buffer)
         except TimeoutError as error:
+            _demand_there(self._transport, self._name)
             raise httpcore.WriteTimeout("the host takes nothing more") from error
         except (OSError, EOFError) as error:
+            _demand_there(self._transport, self._name)
             raise httpcore.WriteError(str(error)) from error
 
     def close(self) -> None:
@@ -78,3 +91,17 @@ class _ChannelStream(httpcore.NetworkStream):
     def get_extra_info(self, info: str) -> Any:
         # httpcore asks before it uses an idle connection again: readable then means the server has closed it.
         return self._channel.closed or self._channel.eof_received if info == "is_readable" else None
+
+
+def _demand_there(transport: Transport, name: str) -> None:
+    """Raise Lost where the connection itself has ended, or the host has fallen silent: that is no server's doing."""
+    from opsctl.errors import Lost
+    from opsctl.remote.agent_client import LOST_AFTER
+
+    silent = time.monotonic() - transport.heard  # an agent that is there answers our heartbeat
+    ended = transport.ended or not transport.is_active()
+    if ended or silent > LOST_AFTER:
+        why = "it ended" if ended else f"no sign of life for {silent:.0f} s"
+        raise Lost(
+            f"lost the connection: {why}", where=name, hint="what was asked through it may still go on; try again"
+        )

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from paramiko.auth_handler import AuthHandler
+from paramiko.packet import NeedRekeyException
 
 from opsctl.remote import tcp
 from opsctl.remote.lean_paramiko import paramiko
@@ -31,11 +32,13 @@ class Transport(paramiko.Transport):
 
     Attributes:
         wants_session: whether a session is going to be opened after the login.
+        ended: whether the connection has ended, without a word from us.
         heard: when the server last sent anything, by the monotonic clock.
         stuck: seconds for which nothing could be written of what is to be; 0.0 where nothing is.
     """
 
     wants_session = False
+    ended = False
     _early: Future[paramiko.Channel] | None = None
     _tried = False
 
@@ -50,7 +53,13 @@ class Transport(paramiko.Transport):
         self._writers, self._wrote = 0, 0.0  # who write or wait to, and when one of them last began or came through
 
     def _heard_message(self) -> Any:
-        message = self._read()
+        try:
+            message = self._read()
+        except NeedRekeyException:
+            raise
+        except BaseException:
+            self.ended = True  # paramiko tells the channels first, as if the server had closed them, and then notes it
+            raise
         self.heard = time.monotonic()
         return message
 

@@ -18,7 +18,7 @@ from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.versions import Version
-from opsctl.errors import OpsctlError, Unreachable, UsageError
+from opsctl.errors import Lost, OpsctlError, Unreachable, UsageError
 from opsctl.sglang import facts, launch, timeline, tree
 from opsctl.sglang.evidence import DrafterFault
 from opsctl.sglang.facts import Facts
@@ -161,6 +161,8 @@ def _served(
         server = connect(port)
         info = server.info()
         return info, server.metrics(), None
+    except Lost:
+        raise
     except OpsctlError as error:
         return info, None, error
 

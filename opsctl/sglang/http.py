@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from opsctl.agent import limits
 from opsctl.agent.protocol import AgentError
-from opsctl.errors import AuthFailed, OpsctlError, RemoteError, Unreachable
+from opsctl.errors import AuthFailed, Lost, OpsctlError, RemoteError, Unreachable
 from opsctl.schema_errors import plainly
 from opsctl.secret import Secret
 from opsctl.sglang.metrics import Metrics, read_metrics
@@ -44,8 +44,8 @@ Prompt = str | Sequence[int]
 class Server:
     """Client of one server.
 
-    Raises Unreachable, AuthFailed, RemoteError (kind: refused, timeout, lost, failed; odd, elsewhere, too-much, encoded
-    for an answer that was not read, or not to its end).
+    Raises Unreachable (Lost: the connection to the host, not the server), AuthFailed, RemoteError (kind: refused,
+    timeout, lost, failed; odd, elsewhere, too-much, encoded for an answer that was not read, or not to its end).
     """
 
     def __init__(self, http: httpx.Client, api_key: Secret | None = None) -> None:
@@ -80,6 +80,8 @@ class Server:
         """Whether it can generate a token now. Its own health check generates one, whatever its settings."""
         try:
             return self._ask("GET", "/health_generate", timeout=limit, seconds=limit).status_code == 200
+        except Lost:
+            raise
         except OpsctlError:
             return False
 
