@@ -55,9 +55,10 @@ def outcome(report: HostReport, fail_on: Literal["fail", "warn"], gpus: int) -> 
     wrong = [r for r in report.results if r.verdict in (Verdict.FAIL, Verdict.WARN)]
     bad = [r for r in wrong if r.verdict.rank >= Verdict(fail_on).rank]
     counts = Counter(r.verdict for r in report.by_check.values())
+    unknown = f"not known whether it is fit: {', '.join(report.undecided)}" if report.undecided else None
     return Outcome(
         values={"verdict": report.verdict.value, "checks": [r.as_json() for r in report.results]},
-        failed="; ".join(_told(r) for r in bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "") or None,
+        failed="; ".join(_told(r) for r in bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "") or unknown,
         hint=bad[0].remedy if bad else None,
         measures={"gpus": gpus, "failed": counts[Verdict.FAIL], "warned": counts[Verdict.WARN]},
         lines=tuple(f"{r.verdict.value} {_told(r)}" for r in wrong),

@@ -162,6 +162,11 @@ def test_a_field_of_a_healthy_host_that_says_it_cannot_serve(
     assert told(edited, check) == (verdict, remedy(what))
 
 
+def test_what_holds_a_gpu_that_needs_a_reset_is_named() -> None:
+    needy = re.sub(r"(<gpu_temp>)\d+ C", r"\1GPU requires reset", H100, count=1)
+    assert "held by persistence mode" in report(needy).by_check["gpu.lost"].found.evidence
+
+
 def at_work(text: str, *, sm: int, pstate: str = "P0") -> str:
     """All GPUs of an answer at full load, with this SM clock (MHz)."""
     text = re.sub(r"(<gpu_util>)\d+", r"\g<1>100", text)

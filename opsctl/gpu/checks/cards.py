@@ -30,7 +30,9 @@ def lost(evidence: Evidence, settings: Settings) -> list[Found]:
             found.append(Found(Verdict.FAIL, text, GpuRef(None, None, device.bus_id)))
     for reading in evidence.readings:
         found += [
-            Found(Verdict.FAIL, g.lost, g.ref, "lost", remedy="reset" if "requires reset" in g.lost else "lost")
+            Found(Verdict.FAIL, g.lost + _holders(g), g.ref, "lost", remedy="reset")
+            if "requires reset" in g.lost
+            else Found(Verdict.FAIL, g.lost, g.ref, "lost", remedy="lost")
             for g in reading.gpus
             if g.lost
         ]
@@ -54,6 +56,13 @@ def lost(evidence: Evidence, settings: Settings) -> list[Found]:
     if cut:
         return skip(f"the output {cut.truncated}")
     return [sound(f"{len(told[0].gpus)} readable, no lost, ERR! or Unknown Error value")]
+
+
+def _holders(gpu: Gpu) -> str:
+    """What keeps a GPU from being reset, as far as its listing tells."""
+    held = [f"pid {p.pid} {p.name}" for p in gpu.processes or ()]
+    held += ["persistence mode"] if gpu.persistence == "Enabled" else []
+    return f"; held by {', '.join(held[:5])}" if held else ""
 
 
 def _vital(gpu: Gpu) -> bool:
