@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 from opsctl.agent.protocol import AgentError, Context, Reply
 
@@ -30,18 +30,28 @@ KINDS = {
 def find(name: str) -> Callable[..., Any]:
     """The function behind a call name. Raises AgentError invalid."""
     area, _, function = name.partition(".")
+    found = getattr(_module(name), "CALLS", {}).get(function)
+    if found is None:
+        raise AgentError("invalid", "agent module %r has no call %r" % (area, function))
+    return found  # type: ignore[no-any-return]
+
+
+def lacking(name: str, args: Dict[str, Any], context: Context) -> List[str]:
+    """What a call that takes something back needs and is not there any more, a sentence each; it looks, and no more."""
+    looks = getattr(_module(name), "NEEDS", {}).get(name.partition(".")[2])
+    return [] if looks is None else looks(context, **args)
+
+
+def _module(name: str) -> Any:
+    area, _, function = name.partition(".")
     if not area.isidentifier() or not function:
         raise AgentError("invalid", "%r is no call" % name)
     try:
-        module = importlib.import_module("opsctl.agent." + area)
+        return importlib.import_module("opsctl.agent." + area)
     except ModuleNotFoundError as error:
         if error.name != "opsctl.agent." + area:
             raise
         raise AgentError("invalid", "there is no agent module %r" % area) from None
-    found = getattr(module, "CALLS", {}).get(function)
-    if found is None:
-        raise AgentError("invalid", "agent module %r has no call %r" % (area, function))
-    return found  # type: ignore[no-any-return]
 
 
 def invoke(name: str, args: Dict[str, Any], context: Context) -> Reply:

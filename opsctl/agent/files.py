@@ -158,7 +158,8 @@ def link(
         fs.demand(path, before, expect)
         if before["kind"] not in ("absent", "link"):
             raise AgentError("exists", "%s is a %s; only a link is replaced by a link" % (path, before["kind"]))
-        save(call, keep, {"before": before, "after": {"kind": "link", "target": target}})
+        led = before["kind"] == "link" and os.path.exists(path)
+        save(call, keep, {"before": before, "after": {"kind": "link", "target": target}, "led": led})
         filewrite.put_link(at, target, filewrite.temporary_for(call, at, keep))
         return fs.of(at)
 
@@ -190,6 +191,17 @@ def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
                 return {"restored": False}
             temporary = filewrite.temporary_for(call, at, keep)
             return {"restored": record is not None and _restore(call, at, keep, record, temporary)}
+
+
+def needs(call: Context, path: str, keep: str) -> List[str]:
+    """What `restore` lacks: a link that led somewhere is to do so again. Before-images are the journal's to miss."""
+    record = load(call, keep)
+    if not record or not record.get("led"):
+        return []
+    path, target = fs.absolute(path), record["before"]["target"]
+    if os.path.exists(os.path.join(os.path.dirname(path), target)):
+        return []
+    return ["%s would lead to %s again, which is gone" % (path, target)]
 
 
 def _restore(call: Context, at: Place, keep: str, record: Dict[str, Any], temporary: Place) -> bool:
@@ -254,3 +266,4 @@ CALLS = {
     "remove": remove,
     "restore": restore,
 }
+NEEDS = {"restore": needs}

@@ -132,6 +132,18 @@ def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Dic
     return {"restored": True}
 
 
+def needs(call: Context, path: str, keep: str, **_: Any) -> List[str]:
+    """What `restore` lacks: the commit that the checkout was at."""
+    path = fs.absolute(path)
+    record = load(call, keep)
+    if record is None or record.get("undone") or "cloned" in record or _kind(path) != "repo":
+        return []
+    head = record["before"]["head"]
+    if head is None or git(call, ["cat-file", "-e", head + "^{commit}"], path, ok=None).code == 0:
+        return []
+    return ["%s was at commit %s, which is not there any more" % (path, head)]
+
+
 def _strange(call: Context, path: str, now: Dict[str, Any], record: Dict[str, Any]) -> List[str]:
     """What has changed that we did not change. Where HEAD is where it was, a checkout may have ended half way."""
     changed = [entry["path"] for entry in now["changed"]]
@@ -298,4 +310,5 @@ def _update_submodules(call: Context, path: str, timeout: float) -> None:
     git(call, ["submodule", "--quiet", "update", "--init", "--recursive"], path, timeout)
 
 
+NEEDS = {"restore": needs}
 CALLS = {"look": look, "checkout": checkout, "restore": restore}

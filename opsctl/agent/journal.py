@@ -61,6 +61,11 @@ def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = r
         return steps.roll_back(run, call, why)
 
 
+def lacking(call: Context, run: str) -> List[Dict[str, Any]]:
+    """What a rollback would find missing, before it takes anything down: as of steps.lacking."""
+    return steps.lacking(run, call)
+
+
 def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, keep: int = 50) -> Dict[str, Any]:
     """Note how a run ended and let go of it; of the runs that nobody can go on with the newest `keep` stay."""
     record = runs.read(run)
@@ -99,6 +104,7 @@ CALLS = {
     "begin": begin,
     "apply": apply,
     "rollback": rollback,
+    "lacking": lacking,
     "finish": finish,
     "checkpoint": checkpoint,
 }

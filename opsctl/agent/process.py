@@ -34,6 +34,7 @@ LASTS = 1.0  # seconds that a process must live to count as started
 WANTED = ("name", "argv", "cwd", "env", "log", "port")  # what a start is asked for; the rest of a record is found
 # The shell waits until the record is durable, and becomes the program with the same pid and start time.
 GATE = 'read -r go && exec "$@" </dev/null'
+DRAFTER = re.compile(r"^/.*/[0-9a-f]{16}(/|$)")  # of a draft model: its folder is named by its content
 _children: List["subprocess.Popen[bytes]"] = []  # started here: they are ours to reap, else they stay as zombies
 NOT_INHERITED = re.compile(r"^(SSH_|SUDO_|XDG_|OPSCTL_|DBUS_|_$|OLDPWD$|PWD$|TERM$)")
 
@@ -171,6 +172,18 @@ def resume(call: Context, name: str, keep: str, wait: float = 90.0, judge: bool 
             return {"started": False, "pid": now["pid"]}
         _end(call, now, wait)  # it was told to stop, and may be half way
     return dict(_start(old, lambda new: None, judge), started=True)
+
+
+def needs(call: Context, name: str, keep: str, **_: Any) -> List[str]:
+    """What `resume` lacks: the program, the folder it ran in, releases of draft models that its command names."""
+    kept = load(call, keep)
+    if kept is None or not kept["ran"]:
+        return []
+    old = kept["stopped"]
+    named = [word.rpartition("=")[2] for word in old["argv"][1:]]
+    paths = [old["argv"][0], old["cwd"], *(path for path in named if DRAFTER.search(path))]
+    gone = [path for path in paths if path.startswith("/") and not os.path.exists(path)]
+    return ["%s would be started again with %s, which is gone" % (name, path) for path in gone]
 
 
 def env_digest(env: Dict[str, str]) -> str:
@@ -355,6 +368,7 @@ def _forget(name: str) -> None:
         os.unlink(path)
 
 
+NEEDS = {"resume": needs}
 CALLS = {
     "status": status,
     "start": start,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, Dict, List, Optional, Tuple
 
 from opsctl.agent import calls, durable, loader, runlog, runs
@@ -157,6 +158,22 @@ def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str
     }
 
 
+def lacking(run: str, context: Context) -> List[Dict[str, Any]]:
+    """Steps that cannot be taken back as things are, as what that needs is gone: {"seq", "task", "why"}. Only looks."""
+    record = runs.read(run)
+    steps = [step for step in reversed(record.steps) if step.can_undo and not step.undone]
+    found = [(step, _lacks(record, step, context)) for step in steps]
+    return [{"seq": step.seq, "task": step.task, "why": why} for step, why in found if why]
+
+
+def _lacks(record: Record, step: Step, context: Context) -> List[str]:
+    why: List[str] = []
+    for name, args in [*step.undo, *step.settle]:
+        with suppress(AgentError):  # what is damaged is told as such
+            why += calls.lacking(name, args, Undoing(context, record.run, step))
+    return why
+
+
 def _undo(record: Record, context: Context, account: Account, why: Optional[str]) -> None:
     runlog.release(record.run)
     for step in reversed(record.steps):
@@ -182,6 +199,9 @@ def _take_back(record: Record, step: Step, context: Context, account: Account) -
     try:
         if step.lost:
             raise AgentError("damaged", step.lost)
+        lacks = _lacks(record, step, context)
+        if lacks:  # nothing of it is taken down that could not be put up again
+            raise AgentError("conflict", "left as it is: %s" % "; ".join(lacks))
         for name, args in step.undo:
             calls.invoke(name, args, Undoing(context, record.run, step))
     except Exception as error:  # noqa: BLE001  told in the report; the other steps are still taken back
@@ -208,8 +228,12 @@ def _settle(record: Record, key: str, step: Step, call: NamedCall, context: Cont
         return
     context.progress({"settle": call[0]})
     error: Optional[Dict[str, Any]] = None
+    undoing = Undoing(context, record.run, step)
     try:
-        calls.invoke(call[0], call[1], Undoing(context, record.run, step))
+        lacks = calls.lacking(call[0], call[1], undoing)
+        if lacks:
+            raise AgentError("conflict", "; ".join(lacks))
+        calls.invoke(call[0], call[1], undoing)
     except Exception as failure:  # noqa: BLE001  told in the report
         error = calls.describe(failure)
     record.settled[key] = {"call": call[0], "error": error}

@@ -10,7 +10,7 @@ import typer
 
 from opsctl.cli.hosts import Done, HostOption, InventoryOption, chosen, on_each, tell_errors
 from opsctl.cli.playing import YesOption, ask
-from opsctl.errors import Exit, UsageError
+from opsctl.errors import Conflict, Exit, UsageError
 from opsctl.runname import LAST, meant
 from opsctl.text import few, printable
 
@@ -32,7 +32,8 @@ def rollback(
     host: HostOption = None,
     check: Annotated[bool, typer.Option("--check", "-C", help="Only show what would be undone.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also what waits to be confirmed by an operator who is still there.")
+        bool,
+        typer.Option("--force", help="Also a deploy that its operator is at work on; and what can be, if not all can."),
     ] = False,
     yes: YesOption = False,
 ) -> int:
@@ -56,6 +57,12 @@ def rollback(
     _show(wanted, found)
     for name, past in found.items():
         refuse_if_worked_on(name, past, force=force)
+    lacks = [f"{name}: {why}" for name, past in found.items() for one in past for why in one.lacks]
+    if lacks and not force:
+        for line in lacks:
+            typer.echo(printable(line), err=True)
+        raise Conflict(f"run {wanted.run} cannot be undone as a whole, so nothing of it was touched",
+                       hint="put back what is missing, or undo what can be undone with --force")  # fmt: skip
     todo = {name: past for name, past in found.items() if any(_left(one) for one in past)}
     if not todo:
         typer.echo("there is nothing left to undo" if found else "there is nothing to undo")

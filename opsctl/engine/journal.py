@@ -149,6 +149,11 @@ def rollback(run: str, why: str | None = None) -> Call:
     return Call("journal.rollback", {"run": run, "why": why})
 
 
+def lacking(run: str) -> Call:
+    """What a rollback would find missing."""
+    return Call("journal.lacking", {"run": run})
+
+
 def list_runs(limit: int = 10, *, checkpoints: bool = False) -> Call:
     return Call("history.list", {"limit": limit, "checkpoints": checkpoints})
 

@@ -15,12 +15,18 @@ from opsctl.remote.host import RemoteHost
 
 @dataclass(frozen=True, slots=True)
 class Undoing:
-    """A run in the journal of one user of a host, as it is before it is undone. `user` None: the login user."""
+    """A run in the journal of one user of a host, as it is before it is undone.
+
+    Attributes:
+        user: None for the login user.
+        lacks: what taking it back needs and is not there any more, a sentence each.
+    """
 
     user: str | None
     agent: RemoteHost
     past: journal.PastRun
     steps: tuple[journal.PastStep, ...]
+    lacks: tuple[str, ...]
 
     @property
     def left(self) -> list[journal.PastStep]:
@@ -59,7 +65,9 @@ def _in_journal(remote: RemoteHost, user: str | None, run: str) -> Undoing | Non
         if error.kind != "not-found":
             raise
         return None
-    return Undoing(user, agent, journal.past_run(told), journal.past_steps(told))
+    lacks = agent.call(journal.lacking(run), timeout=60).result if told["outcome"] != "rolled-back" else ()
+    words = tuple(f"{one['task']}: {'; '.join(one['why'])}" for one in lacks)
+    return Undoing(user, agent, journal.past_run(told), journal.past_steps(told), words)
 
 
 def refuse_if_worked_on(host: str, found: Sequence[Undoing], *, force: bool) -> None:

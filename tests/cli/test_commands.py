@@ -224,6 +224,28 @@ def test_rollback_is_not_sure_which_run_is_the_newest_where_a_host_cannot_be_ask
     assert not (project.out / "a").exists()
 
 
+def test_rollback_looks_for_all_it_needs_before_it_takes_anything_down(project: Project, cli: Cli) -> None:
+    old, new, link = project.out / "old", project.out / "new", project.out / "current"
+    old.mkdir()
+    new.mkdir()
+    link.symlink_to(old)
+    project.write(
+        "hosts: here\ntasks:\n  - {name: file, copy: {dest: OUT/a, content: x}}\n"
+        "  - {name: switch, file: {path: OUT/current, state: link, target: OUT/new}}\n"
+    )
+    assert cli("run", "play.yaml").code == Exit.DONE
+    old.rename(project.out / "elsewhere")
+    refused = cli("rollback", "--yes")
+    assert (refused.code, f"switch: {link} would lead to {old} again, which is gone" in refused.err) == (8, True)
+    assert ((project.out / "a").exists(), link.resolve()) == (True, new)
+    forced = cli("rollback", "--yes", "--force")
+    assert forced.code == Exit.ROLLBACK_FAILED
+    assert ((project.out / "a").exists(), link.resolve()) == (False, new)  # what can be undone is
+    (project.out / "elsewhere").rename(old)
+    assert cli("rollback", "--yes").code == Exit.DONE
+    assert link.resolve() == old
+
+
 @pytest.mark.parametrize(
     ("orders", "expected"),
     [
