@@ -81,7 +81,9 @@ def _of_hosts(inventory: str | None, host: str, limit: int) -> tuple[list[dict[s
     from opsctl.engine import journal
 
     done = on_each(
-        chosen(inventory, host), lambda remote, _: journal.past_runs(remote.call(journal.list_runs(limit), timeout=60))
+        chosen(inventory, host),
+        lambda remote, _: journal.past_runs(remote.call(journal.list_runs(limit), timeout=60)),
+        past=False,
     )
     rows = [
         {

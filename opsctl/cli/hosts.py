@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import typer
 
 from opsctl.errors import Exit, OpsctlError, UsageError
-from opsctl.text import few
+from opsctl.text import few, printable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from opsctl.agent.protocol import Call
     from opsctl.engine.connections import Connected
     from opsctl.inventory import InventoryHost
+    from opsctl.remote.agent_client import Pending
     from opsctl.remote.host import RemoteHost
 
 InventoryOption = Annotated[
@@ -67,14 +69,22 @@ def on_one(host: InventoryHost) -> Iterator[RemoteHost]:
 
     with early.reaching([host]) as connections:
         remote = connections.of(host.connection()).result().remote
+        _tell_left_behind(remote, remote.send([_left_behind()])[0])
         with understood(host.name):
             yield remote
 
 
 def on_each(
-    hosts: Sequence[InventoryHost], work: Callable[[RemoteHost, InventoryHost], T], *, at_once: int = _AT_ONCE
+    hosts: Sequence[InventoryHost],
+    work: Callable[[RemoteHost, InventoryHost], T],
+    *,
+    at_once: int = _AT_ONCE,
+    past: bool = True,
 ) -> list[Done[T]]:
-    """Connect to every host and do `work` there, side by side. What goes wrong on one does not disturb the others."""
+    """Connect to every host and do `work` there, side by side. What goes wrong on one does not disturb the others.
+
+    past: say first what earlier runs have left there; it is asked for in the same round trip as what `work` asks.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     from opsctl.answers import understood
@@ -83,7 +93,11 @@ def on_each(
     def one(host: InventoryHost, connecting: Future[Connected]) -> Done[T]:
         try:
             with connecting.result().remote as remote, understood(host.name):
-                return Done(host, work(remote, host))
+                asked = remote.send([_left_behind()])[0] if past else None
+                value = work(remote, host)
+                if asked:
+                    _tell_left_behind(remote, asked)
+                return Done(host, value)
         except OpsctlError as error:
             error.where = error.where or host.name
             return Done(host, error=error)
@@ -94,6 +108,21 @@ def on_each(
             return [one(hosts[0], under_way[0])]
         with ThreadPoolExecutor(max_workers=min(at_once, len(hosts)), thread_name_prefix="host") as pool:
             return list(pool.map(one, hosts, under_way))
+
+
+def _left_behind() -> Call:
+    from opsctl.engine import journal
+
+    return journal.list_runs(10)
+
+
+def _tell_left_behind(remote: RemoteHost, asked: Pending) -> None:
+    """Say what earlier runs have left on a host that somebody has to see to. What cannot be told spoils no command."""
+    from opsctl.engine import journal, resume
+
+    with suppress(OpsctlError, LookupError, TypeError, ValueError):
+        for message, hint in resume.left_behind(journal.past_runs(asked.wait(60))):
+            typer.echo(printable(f"{remote.name}: warning: {message}\n    → {hint}"), err=True)
 
 
 def tell_errors(done: Sequence[Done[T]]) -> Exit:

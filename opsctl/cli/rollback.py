@@ -49,7 +49,7 @@ def rollback(
     from opsctl.report.record import note_undone
 
     wanted = _wanted(run, inventory, host, yes=yes)
-    looked = on_each(wanted.hosts, lambda remote, _: looked_up(remote, wanted.run))
+    looked = on_each(wanted.hosts, lambda remote, _: looked_up(remote, wanted.run), past=False)
     failed = tell_errors(looked)
     found = {done.host.name: done.value for done in looked if done.value}
     if not found and failed is not Exit.DONE:
@@ -77,7 +77,7 @@ def rollback(
         refuse_if_worked_on(one.name, past, force=force)
         return undo_all(past, lambda text: typer.echo(printable(f"{one.name}: {text}"), err=True))
 
-    done = on_each([one for one in wanted.hosts if one.name in todo], work)
+    done = on_each([one for one in wanted.hosts if one.name in todo], work, past=False)
     for one in done:
         if one.value and one.value.whole:
             note_undone(wanted.run, one.host.name)
@@ -109,7 +109,7 @@ def _wanted(word: str, inventory: str | None, pattern: str | None, *, yes: bool)
     if word != LAST and len(matching(word)) == 1:
         return _recorded(matching(word)[0], inventory, pattern)
     hosts = chosen(inventory, pattern)
-    looked = on_each(hosts, lambda remote, _: _runs(remote))
+    looked = on_each(hosts, lambda remote, _: _runs(remote), past=False)
     there = {done.host.name: done.value or [] for done in looked}
     ours = known_of(project)[0] if project else names()
     others = set(names()) - set(ours)

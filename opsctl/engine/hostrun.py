@@ -259,17 +259,8 @@ class HostRun:
     def _tell_of_past(self) -> None:
         """Say what earlier runs have left unfinished, and take over the handlers that the last such run still owed."""
         past = [p for p in self.session.past or () if p.run != self.session.info.run]
-        for one in past:
-            if one.unfinished:
-                go_on = resume.advice(one, self.session.info.meta)
-                self._note("warning", f"run {one.run} ({one.playbook}) never finished on this host",
-                           f"opsctl rollback {one.run}, or {go_on}")  # fmt: skip
-            elif one.state in ("damaged", "unreadable"):
-                self._note("warning", f"run {one.run} ({one.playbook}): {one.ended_as}",
-                           f"opsctl rollback {one.run} undoes what it still has")  # fmt: skip
-        if past and past[0].expired:
-            self._note("warning", f"the last run here, {past[0].run} ({past[0].playbook}), was not confirmed in time: "
-                       "the host has taken it back by itself", f"opsctl show {past[0].run}")  # fmt: skip
+        for message, hint in resume.left_behind(past, self.session.info.meta):
+            self._note("warning", message, hint)
         last = next((p for p in past if p.playbook == self.session.info.meta.get("playbook")), None)
         if last is None or self.session.resumed:
             return

@@ -60,9 +60,9 @@ def watch(moment: Moment) -> None:
             moment.reached(f"after {call.name}")
         return sent
 
-    def deliver(self: agent_client.AgentClient, header: dict[str, Any], body: bytes) -> None:
+    def deliver(self: agent_client.AgentClient, header: dict[str, Any], body: bytes, *more: Any) -> None:
         pending = self._pending.get(header.get("id", -1))
-        _deliver(self, header, body)
+        _deliver(self, header, body, *more)
         if pending is None:
             return
         if "progress" not in header:

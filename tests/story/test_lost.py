@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import os
 import re
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +169,30 @@ def test_a_deploy_under_way_is_taken_back_by_a_second_operator_only_by_force(sto
     done = story.ended(first)
     assert (forced.code, done.code) == (0, 7), forced.out + done.out
     assert (story.settled(), story.note()) == ("one", "one")
+
+
+def test_what_a_killed_operator_and_a_killed_supervisor_leave_is_told_by_the_next_command(story: Story) -> None:
+    """It is as it was at that moment, until somebody undoes it or goes on with it: a run does neither silently."""
+    said = story.dying("kill", "answer supervise.start", *story.deploy("two"))
+    events = story.state / "runs" / said.run / "supervisor.lock"
+    [supervisor] = holders(events)
+    os.kill(supervisor, signal.SIGKILL)
+    assert story.settled() == "two"
+    offered = f"opsctl rollback {said.run}, or opsctl run play.yaml --resume {said.run}"
+    for words in (["server", "status"], ["health"], ["run", "other.yaml"]):
+        told = story.opsctl(*words).out
+        assert f"run {said.run} (play) never finished on this host" in told, words
+        assert offered in told, words
+    assert (story.settled(), story.note()) == ("two", "two")
+    assert story.opsctl("rollback", "-y", said.run).code == 0
+    assert (story.settled(), story.note()) == ("one", "one")
+
+
+def holders(path: Path) -> list[int]:
+    """Processes that have a file open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(os.readlink(fd) == str(path) for fd in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return found
