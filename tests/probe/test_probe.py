@@ -280,3 +280,10 @@ def test_human_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "acceptance length  1.00" in out
     assert "break-even at acceptance length" in out
     assert "→ `opsctl diagnose` says which" in out
+
+
+def test_counters_that_went_back_are_told(probe: Probe) -> None:
+    with serving(Shape(generated=5_000_000, others=-1_000_000)) as url:  # as after a start in between
+        code, result = probe(url)
+    assert code == Exit.DONE
+    assert "counters-went-back" in ids(result)
