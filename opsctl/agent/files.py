@@ -227,7 +227,7 @@ def _put_back(
     call: Context, at: Place, before: fs.State, now: fs.State, keep: str, record: Dict[str, Any], temporary: Place
 ) -> None:
     if record.get("trashed"):
-        trash.recover(place(call, keep), at, temporary)
+        trash.recover(place(call, keep), at, before, temporary)
         trash.tidy(at, record)
     elif before["kind"] == "absent":
         at.unlink()

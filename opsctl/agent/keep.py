@@ -50,6 +50,8 @@ def load(call: Context, name: str) -> Optional[Dict[str, Any]]:
         if name in call.known:
             raise _damaged(call, "what the journal kept as %s is gone" % name) from None
         return None
+    except AgentError as error:  # it may be somebody else's work
+        raise _damaged(call, error.message) from error
     record = durable.unpack(data)
     if record is None and name not in call.known:
         record = _plain(data)

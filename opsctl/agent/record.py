@@ -34,10 +34,12 @@ class Step:
         self.undo: List[NamedCall] = undo if isinstance(undo, list) else []  # format 1 has them here
         self.settle: List[NamedCall] = line.get("settle", [])
         self.lost: Optional[str] = None  # why it can no longer be taken back
+        self.missing: List[str] = []  # what is said of this in the damage, unless taking it back shows otherwise
         self.kept: Dict[str, List[str]] = {}  # names of what its calls have kept -> files in its folder
         self.begun: float = line.get("at", 0.0)
         self.state = "begun"  # begun | done | failed
         self.error: Optional[Dict[str, Any]] = None
+        self.undoing = False  # taking it back has begun
         self.undone = False
         self.undo_error: Optional[Dict[str, Any]] = None
 
@@ -101,7 +103,7 @@ class Record:
         elif "outcome" in line:
             self.outcome, self.why, self.ended = line["outcome"], line.get("why"), at
         else:
-            for event in ("kept", "done", "failed", "undone", "undo_failed"):
+            for event in ("kept", "done", "failed", "undoing", "undone", "undo_failed"):
                 if event in line:
                     self._mark(event, line)
 
@@ -113,6 +115,8 @@ class Record:
                 self.damage.append(lost)
         elif event == "kept":
             step.kept[line["name"]] = line["files"]
+        elif event == "undoing":
+            step.undoing = True
         elif event in ("done", "failed"):
             step.state, step.error = event, line.get("error")
         elif event == "undone":
@@ -204,5 +208,9 @@ def _settled(line: Dict[str, Any]) -> str:
 
 
 def lost_files(step: Step, there: Set[str]) -> List[str]:
-    """What a step is known to have kept and is not in its folder any more."""
-    return sorted(name for files in step.kept.values() for name in files if name not in there)
+    """What a step is known to have kept and is not in its folder any more.
+
+    Undoing a step moves what it kept to where it belongs, all but the records.
+    """
+    kept = (name for files in step.kept.values() for name in files if not step.undoing or name.endswith(".json"))
+    return sorted(name for name in kept if name not in there)

@@ -18,6 +18,7 @@ TURN = 300.0  # seconds to wait for a step under way: stopping a server may take
 ROOM = 32 << 10  # bytes that the log has ahead of its records when a step begins
 PER_STEP = 512  # more of them for each record there is: taking a step back adds one or two
 RESERVE = 64 << 10  # bytes for everything else that an undo writes
+_SAYS = 512  # bytes of `turn`: who has it is written in their place
 _END = 96  # bytes of `end`: always as many, so that it is written in one step and needs no more room
 _owned: Dict[str, int] = {}  # runs whose lock this process holds -> descriptor
 _attended: Dict[str, int] = {}  # runs whose operator's agent this process is -> descriptor
@@ -35,6 +36,7 @@ def create(run: str, meta: Dict[str, Any]) -> None:
             os.mkdir(os.path.join(new, "steps"), 0o700)
             for name in ("lock", "attended", "turn"):
                 held[name] = os.open(os.path.join(new, name), os.O_RDWR | os.O_CREAT, 0o600)
+            os.pwrite(held["turn"], b" " * _SAYS, 0)
             for name in ("lock", "attended"):
                 fcntl.flock(held[name], fcntl.LOCK_EX)
             number = _number()

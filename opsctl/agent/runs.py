@@ -1,6 +1,6 @@
 """The runs whose journals lie on this host, read.
 
-    runs/<run>/log          records: begin, step (ahead of the change), kept, done | failed, undone, settled, outcome
+    runs/<run>/log          records: begin, step (ahead of the change), kept, done | failed, undoing, undone, ...
     runs/<run>/end          how many records the log has, and the run's number: what the log lacks at its end is noticed
     runs/<run>/undo         how each step is taken back, apart from the log, as it may hold what nobody else is to read
     runs/<run>/steps/<n>/   before-images of step n, made when its first call keeps something
@@ -127,7 +127,8 @@ def _look_for_steps(found: Record, path: str, counted: bool) -> None:
     for step in found.steps:
         there = kept.get(step.seq, set())
         for name in [] if step.undone else record.lost_files(step, there):
-            found.damage.append("it lacks %s, which step %d kept to be taken back" % (name, step.seq))
+            step.missing.append("it lacks %s, which step %d kept to be taken back" % (name, step.seq))
+        found.damage += step.missing
         if not counted and step.can_undo and step.undo and step.state == "done" and step.seq not in kept:
             step.lost = "it lacks what step %d kept to be taken back" % step.seq
             found.damage.append(step.lost)

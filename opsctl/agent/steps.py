@@ -64,13 +64,11 @@ class Account:
         self._run = run
         self.unlogged: Optional[str] = None  # why something is not in the log
 
-    def note(self, line: Dict[str, Any]) -> bool:
+    def note(self, line: Dict[str, Any], sync: bool = True) -> None:
         try:
-            runlog.append(self._run, line)
+            runlog.append(self._run, line, sync)
         except (AgentError, OSError) as error:
             self.unlogged = calls.describe(error)["message"]
-            return False
-        return True
 
 
 def announce(
@@ -196,6 +194,7 @@ def _report(record: Record, step: Step) -> Dict[str, Any]:
 
 def _take_back(record: Record, step: Step, context: Context, account: Account) -> None:
     context.progress({"undo": step.seq, "task": step.task})
+    account.note({"undoing": step.seq}, sync=False)
     try:
         if step.lost:
             raise AgentError("damaged", step.lost)
@@ -211,6 +210,7 @@ def _take_back(record: Record, step: Step, context: Context, account: Account) -
         account.note({"undo_failed": step.seq, "error": step.undo_error})
     else:
         step.undone, step.undo_error = True, None
+        record.damage = [sentence for sentence in record.damage if sentence not in step.missing]
         account.note({"undone": step.seq})
 
 

@@ -10,7 +10,7 @@ import zlib
 from typing import Any, BinaryIO, Dict, List, Optional
 
 from opsctl.agent import calls, durable, flocks, loader, lock, runlog, runs, steps, supervisor, verdict
-from opsctl.agent.protocol import AgentError, Context, Reply, frame, read_frame
+from opsctl.agent.protocol import AgentError, Context, ProtocolError, Reply, frame, read_frame
 from opsctl.agent.record import NamedCall, Record
 
 TICK = 0.05  # seconds between looks at the events
@@ -96,13 +96,13 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
 def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: float = 20.0) -> Dict[str, Any]:
     """The change is good: keep it. With `outcome` that also ends the run. Raises conflict when it is too late."""
     if verdict.current(run) is None and not runs.supervised(run):
-        _refuse_if_undone(run, runs.read(run))
+        _refuse_if_undone(run, steps.whole(run))
     decided = verdict.decide(run, verdict.CONFIRM, outcome)
     if decided.get("verdict") != verdict.CONFIRM:
         raise AgentError("conflict", "too late: run %s is being or has been taken back" % run, run=run, **decided)
     if not _gone(run, timeout):
         raise AgentError("timeout", "the supervisor of run %s does not react" % run, run=run)
-    record = runs.read(run)
+    record = steps.whole(run)
     if not record.confirmed:  # the supervisor died between the two: what it was to write is ours to write
         _refuse_if_undone(run, record)
         with runlog.owning(run):
@@ -122,9 +122,10 @@ def revert(call: Context, run: str) -> Dict[str, Any]:
         raise AgentError("conflict", "run %s is confirmed; roll it back instead" % run, run=run)
     try:
         reply = follow(call, run, until="end")
-    except AgentError as error:
-        if error.kind not in ("lost", "not-found"):
+    except (AgentError, FileNotFoundError) as error:  # without a word from it, only its end says that it is done
+        if isinstance(error, AgentError) and error.kind != "lost":
             raise
+        _gone(run, runlog.TURN)
         with runlog.owning(run), runlog.turn(run, call, "taking it back"):
             return steps.roll_back(run, call, "reverted")
     report: Dict[str, Any] = reply.result["report"]
@@ -159,6 +160,8 @@ def _next(events: BinaryIO) -> Any:
         event = read_frame(events)
     except EOFError:
         event = None
+    except ProtocolError:
+        raise AgentError("lost", "what the supervisor has said cannot be read") from None
     if event is None:
         events.seek(start)
     return event

@@ -3,33 +3,66 @@ back. It outlives the connection and the agent, and holds the run's and the host
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 import traceback
-from typing import Any, BinaryIO, Dict, Optional
+from typing import Any, BinaryIO, Dict, List, Optional
 
 from opsctl.agent import calls, durable, loader, runlog, runs, steps, verdict
-from opsctl.agent.protocol import Context, frame, read_frame
+from opsctl.agent.protocol import AgentError, Context, frame, read_frame
 
 TICK = 0.1  # seconds between looks at the verdict
+ROOM = 64 << 10  # bytes of the disk for what has to be said when it is full
 
 
 class Events(Context):
-    """What happens, as frames appended to a file that any controller can read from any place on."""
+    """What happens, as frames appended to a file that any controller can read from any place on.
+
+    A disk that has become full does not end the supervisor: it has some room of its own for what has to be said, and
+    says what finds none as soon as there is some again.
+    """
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._fd = os.open(events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._spare = os.open(events_path(run) + ".room", os.O_RDWR | os.O_CREAT, 0o600)
+        os.unlink(events_path(run) + ".room")
+        with contextlib.suppress(OSError):
+            durable.take_room(self._spare, 0, ROOM)
+        self._unsaid: List[bytes] = []
         self._writing = threading.Lock()
 
     def write(self, header: Dict[str, Any], body: bytes = b"") -> None:
         with self._writing:
-            durable.write_all(self._fd, frame(header, body))
+            self._unsaid.append(frame(header, body))
+        self.flush()
+
+    def flush(self) -> None:
+        """Say what found no room before."""
+        with self._writing:
+            while self._unsaid and (self._said(self._unsaid[0]) or self._said_at_last(self._unsaid[0])):
+                del self._unsaid[0]
+
+    def _said_at_last(self, data: bytes) -> bool:
+        os.ftruncate(self._spare, 0)
+        return self._said(data)
+
+    def _said(self, data: bytes) -> bool:
+        size = os.fstat(self._fd).st_size
+        try:
+            durable.write_all(self._fd, data)
+        except OSError:
+            os.ftruncate(self._fd, size)  # readers wait for a whole frame
+            return False
+        return True
 
     def progress(self, data: Any, body: bytes = b"") -> None:
-        self.write({"event": "progress", "data": data}, body)
+        with self._writing:
+            if not self._unsaid:  # else there is no room for more
+                self._said(frame({"event": "progress", "data": data}, body))
 
     def cancelled(self) -> bool:
         """Reverting is the only way to give up: a controller that goes away does not stop the change."""
@@ -70,15 +103,16 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
             reply = steps.perform(run, seq, todo, events)
     except Exception as failure:  # noqa: BLE001  whatever it was, the run is taken back and its controller told
         error = calls.describe(failure)
-        decided = verdict.decide(run, verdict.FAILED)
+        decided = _decide(run, verdict.FAILED)
     else:
         deadline = _now() + confirm_within
         events.write({"event": "applied", "result": reply.result, "confirm_within": confirm_within}, reply.body)
-        decided = _await(run, deadline)
+        decided = _await(run, deadline, events)
     if error is None and decided.get("verdict") == verdict.CONFIRM:
-        runlog.append(run, {"confirmed": True})
+        account = steps.Account(run)
+        account.note({"confirmed": True})  # else whoever has confirmed does so, once we are gone
         if decided.get("outcome"):
-            runlog.append(run, {"outcome": decided["outcome"]})
+            account.note({"outcome": decided["outcome"]})
         events.write({"event": "confirmed"})
         return
     # Whoever confirmed before the change was made has confirmed nothing.
@@ -100,14 +134,25 @@ def events_path(run: str) -> str:
     return os.path.join(runs.folder(run), "events")
 
 
-def _await(run: str, deadline: float) -> Dict[str, Any]:
+def _await(run: str, deadline: float, events: Events) -> Dict[str, Any]:
     while True:
-        decided = verdict.current(run)
-        if decided is not None:
-            return decided
+        with contextlib.suppress(AgentError, OSError):  # it cannot be read: nobody has confirmed
+            decided = verdict.current(run)
+            if decided is not None:
+                return decided
         if _now() >= deadline:
-            return verdict.decide(run, verdict.EXPIRED)
+            return _decide(run, verdict.EXPIRED)
+        events.flush()
         time.sleep(TICK)
+
+
+def _decide(run: str, word: str) -> Dict[str, Any]:
+    """Decide that the run is taken back, also where that cannot be written: then nobody can confirm it any more."""
+    try:
+        return verdict.decide(run, word)
+    except AgentError:
+        verdict.withdraw(run)
+        return {"verdict": word}
 
 
 def _now() -> float:

@@ -14,6 +14,7 @@ from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.regular import opened, whole
 from opsctl.agent.safepath import Place
 
+_DIGESTED = 64 << 20  # bytes of a removed file up to which it is read, to know it again
 IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
 
 
@@ -39,8 +40,7 @@ def image(at: Place, blob: str, shared: bool) -> None:
 def put(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
     """Make `at` the file that was kept as `blob`, in one step where the name can be replaced."""
     with safepath.place(blob) as kept:
-        if fs.sha256(kept.name, dir_fd=kept.folder) != before["sha256"]:
-            raise AgentError("failed", "what was kept of %s is damaged; it is left as it is" % at.path, path=blob)
+        _demand_whole(kept, at, before)
         try:
             _put(kept, at, before, temporary)
         except OSError as error:  # its folder or owner, too, may keep the name from being replaced
@@ -86,6 +86,8 @@ def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> 
     if keep is None:
         _delete(at, fs.beside(at))
         return
+    if before["kind"] == "file" and before["size"] <= _DIGESTED and "sha256" not in before:
+        before = dict(before, sha256=fs.sha256(at.name, dir_fd=at.folder))
     record: Dict[str, Any] = {"before": before, "after": dict(fs.ABSENT), "trashed": _identity(at)}
     with safepath.place(place(call, keep)) as blob:
         save(call, keep, record)
@@ -118,9 +120,10 @@ def untouched(at: Place, record: Dict[str, Any]) -> bool:
     return at.exists() and _identity(at) == record["trashed"]
 
 
-def recover(blob: str, at: Place, temporary: Place) -> None:
+def recover(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
     """Move what was discarded back to `at`."""
     with safepath.place(blob) as kept:
+        _demand_whole(kept, at, before)
         try:
             kept.rename(at)
         except OSError as error:
@@ -132,6 +135,14 @@ def recover(blob: str, at: Place, temporary: Place) -> None:
             finally:
                 if temporary.exists():
                     delete(temporary)
+
+
+def _demand_whole(kept: Place, at: Place, before: fs.State) -> None:
+    """Raise AgentError damaged unless what was kept is what was there: it is never put in the place of a good file."""
+    now = fs.state(kept.name, "sha256" in before, dir_fd=kept.folder)
+    if any(now.get(key) != before[key] for key in ("kind", "size", "sha256", "target") if key in before):
+        what = "gone" if now["kind"] == "absent" else "damaged"
+        raise AgentError("damaged", "what was kept of %s is %s; it is left as it is" % (at.path, what), path=at.path)
 
 
 def tidy(at: Place, record: Dict[str, Any]) -> None:
