@@ -235,7 +235,11 @@ def _records(host: Host, container: str | None, started: Sequence[Json]) -> tupl
     found = [made(ServerRecord, record) for record in started]
     unit, words = host.unit, (container or "").split()
     if unit is not None and unit.control_group:
-        found.append(ServerRecord(unit.name, cgroup=unit.control_group, main_pid=unit.main_pid or None))
+        # Between two starts systemd only waits: what is left then may be why the next start fails.
+        busy = unit.active in ("active", "activating", "reloading", "deactivating")
+        managed = busy and not (unit.sub or "").startswith("auto-restart")
+        main = unit.main_pid or None
+        found.append(ServerRecord(unit.name, cgroup=unit.control_group, main_pid=main, managed=managed))
     if len(words) == 2 and re.fullmatch(r"[0-9a-f]{64}", words[0]) and words[1].isdigit():
         found.append(ServerRecord("container", container=words[0], main_pid=int(words[1]) or None))
     return tuple(found)

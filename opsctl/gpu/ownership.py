@@ -58,7 +58,11 @@ class ProcessEntry:
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """How one of our servers was started: what proves that a process is part of it."""
+    """How one of our servers was started: what proves that a process is part of it.
+
+    managed: systemd runs, starts or stops it at this moment. What is in it then is no leftover, also while it has no
+    main process yet or no longer: ending it behind the back of its manager would make that start it again.
+    """
 
     name: str
     cgroup: str | None = None  # of its systemd unit
@@ -68,6 +72,7 @@ class ServerRecord:
     uid: int | None = None
     ticks: int | None = None
     boot_id: str | None = None
+    managed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,9 @@ def _owned(
 
 
 def _main_alive(record: ServerRecord, process: ProcessEntry, by_pid: Mapping[int, ProcessEntry]) -> bool:
-    """Whether the server's main process still runs; its pid alone may have gone to another process."""
+    """Whether the server still runs, as its manager or its main process tells; a pid alone may be another's by now."""
+    if record.managed:
+        return True
     main = by_pid.get(record.main_pid) if record.main_pid else None
     if main is None or main.state == "Z":
         return False

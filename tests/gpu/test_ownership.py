@@ -16,8 +16,9 @@ import pytest
 from opsctl.agent import gpuclean, gpuproc
 from opsctl.agent.protocol import Context
 from opsctl.gpu import cleaning
+from opsctl.gpu.gathered import _records
 from opsctl.gpu.leftovers import File, judge
-from opsctl.gpu.model import Evidence
+from opsctl.gpu.model import Evidence, Host, Unit
 from opsctl.gpu.ownership import Class, ProcessEntry, ProcessTable, ServerRecord, classify, removable
 
 UNIT = ServerRecord("llm.service", cgroup="/system.slice/llm.service", main_pid=400)
@@ -39,6 +40,8 @@ def _class(process: ProcessEntry, *others: ProcessEntry, record: ServerRecord = 
     [
         (WORKER, (MAIN,), UNIT, "now", Class.OWN_LIVE),
         (WORKER, (), UNIT, "now", Class.OWN_ORPHAN),
+        # A unit that is being started or stopped has no main process, and systemd is at work on it.
+        (WORKER, (), replace(UNIT, main_pid=None, managed=True), "now", Class.OWN_LIVE),
         # The same name elsewhere is somebody else's.
         (replace(WORKER, cgroup="/system.slice/other.service"), (), UNIT, "now", Class.FOREIGN),
         (replace(WORKER, cgroup="/system.slice/llm.service-2"), (), UNIT, "now", Class.FOREIGN),
@@ -62,6 +65,20 @@ def test_class(
     process: ProcessEntry, others: tuple[ProcessEntry, ...], record: ServerRecord, boot: str, klass: Class
 ) -> None:
     assert _class(process, *others, record=record, boot=boot) is klass
+
+
+@pytest.mark.parametrize(
+    ("active", "sub", "managed"),
+    [
+        ("activating", "start-pre", True), ("deactivating", "stop-sigterm", True), ("active", "running", True),
+        ("activating", "auto-restart", False), ("failed", "failed", False), ("inactive", "dead", False),
+    ],
+)  # fmt: skip
+def test_a_unit_that_systemd_is_at_work_on_is_left_to_it(active: str, sub: str, managed: bool) -> None:
+    (record,) = _records(
+        Host(unit=Unit("llm.service", active, sub, control_group="/system.slice/llm.service")), None, ()
+    )
+    assert record.managed is managed
 
 
 def test_only_own_orphans_may_be_ended() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from opsctl.agent import container
 from opsctl.agent.protocol import AgentError
+from opsctl.agent.wait import Watch
 from tests.modules.conftest import InProcess
 
 STAND_IN = f"""#!{sys.executable}
@@ -19,8 +20,10 @@ name = sys.argv[-1]
 if sys.argv[1] == "container":
     if name != "kimi":
         sys.exit("Error response from daemon: No such container: " + name)
-    print(json.dumps([{{"State": {{"Running": state.exists(), "StartedAt": "t"}}, "Config": {{"Image": "sglang"}},
-        "Args": ["--tp", "8"], "Mounts": [{{"Destination": "/m", "Source": "/models"}}]}}]))
+    began = state.exists() and state.read_text()
+    print(json.dumps([{{"State": {{"Running": state.exists(), "StartedAt": began}}, "RestartCount": 1,
+        "Config": {{"Image": "sglang"}}, "Args": ["--tp", "8"],
+        "Mounts": [{{"Destination": "/m", "Source": "/models"}}]}}]))
     sys.exit()
 with open(state.with_name("told"), "a") as told:
     told.write(" ".join(sys.argv[1:]) + "\\n")
@@ -53,6 +56,15 @@ def test_a_restart_is_taken_back_once(docker: Path, tmp_path: Path) -> None:
     once = ["stop --time 30 -- kimi", "start -- kimi"]
     assert told == once + once
     assert (docker / "running").exists()
+
+
+def test_a_container_that_docker_starts_again_is_noticed_by_the_wait(docker: Path) -> None:
+    watch = Watch({"container": "kimi"})
+    watch.look(InProcess())
+    (docker / "running").write_text("at another time")
+    watch._next = 0.0
+    with pytest.raises(AgentError, match=r"container kimi ended and was started again by docker, 1 times so far"):
+        watch.look(InProcess())
 
 
 def test_no_such_container_and_no_docker(docker: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
