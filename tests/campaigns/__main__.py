@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import sys
 import tempfile
 import traceback
@@ -22,18 +23,19 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no campaign {', '.join(sorted(unknown))}")
     tally: dict[str, collections.Counter[str]] = {}
-    for name in given.names or campaign.names():
-        counts = tally.setdefault(name, collections.Counter())
-        for case in campaign.chosen(name, given.count or campaign.load(name).SHORT, given.seed):
-            with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-                try:
-                    case.hold(Path(folder))
-                except Exception as error:  # noqa: BLE001  whatever it is, this case did not hold
-                    counts["did not hold"] += 1
-                    print(f"{name}: {case.name}: {error}")
-                    traceback.print_exc(limit=-3)
-                else:
-                    counts["held"] += 1
+    with contextlib.suppress(KeyboardInterrupt):  # it has run for long enough
+        for name in given.names or campaign.names():
+            counts = tally.setdefault(name, collections.Counter())
+            for case in campaign.chosen(name, given.count or campaign.load(name).SHORT, given.seed):
+                with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+                    try:
+                        case.hold(Path(folder))
+                    except Exception as error:  # noqa: BLE001  whatever it is, this case did not hold
+                        counts["did not hold"] += 1
+                        print(f"{name}: {case.name}: {error}")
+                        traceback.print_exc(limit=-3)
+                    else:
+                        counts["held"] += 1
     for name, counts in tally.items():
         print(f"{name}: {counts['held']} of {counts.total()} held")
     return 1 if any(counts["did not hold"] for counts in tally.values()) else 0

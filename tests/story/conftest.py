@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -88,7 +89,8 @@ class Story:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a program of the operator's, in the folder of the inventory."""
-        env = {**os.environ, "OPSCTL_RECORDS": str(self.practice.root / "records"), "PYTHONPATH": str(HERE)}
+        env = {**os.environ, "OPSCTL_RECORDS": str(self.practice.root / "records"), "PYTHONPATH": str(HERE),
+               "DYING_STATE": str(self.state)}  # fmt: skip
         process = subprocess.Popen(
             [sys.executable, "-m", *words], cwd=self.practice.root, env=env, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -147,10 +149,10 @@ class Story:
         return found
 
 
-@pytest.fixture(scope="package")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeHost]:
-    """A practice host with two drafters that are quickly in service, `one` and `two`."""
-    with practice_host(tmp_path_factory.mktemp("story")) as host:
+@contextlib.contextmanager
+def host_with_drafters(folder: Path) -> Iterator[PracticeHost]:
+    """A practice host with drafters that are quickly in service, `one`, `two` and `three`, and one that is not."""
+    with practice_host(folder) as host:
         for seed, name in enumerate(("one", "two", "three"), start=100):
             models.write_drafter(host.root / "drafters" / name, seed=seed, scenario="quick")
         models.write_drafter(host.root / "drafters" / "slow", seed=99, scenario="healthy")
@@ -159,8 +161,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeHost]:
         yield host
 
 
-@pytest.fixture
-def story(host: PracticeHost) -> Iterator[Story]:
+@contextlib.contextmanager
+def serving_one(host: PracticeHost) -> Iterator[Story]:
     """The host, serving drafter `one`, and nobody at work."""
     story = Story(host)
     said = story.opsctl(*story.deploy("one"), "--lock-wait", "60s")
@@ -171,3 +173,15 @@ def story(host: PracticeHost) -> Iterator[Story]:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+@pytest.fixture(scope="package")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeHost]:
+    with host_with_drafters(tmp_path_factory.mktemp("story")) as host:
+        yield host
+
+
+@pytest.fixture
+def story(host: PracticeHost) -> Iterator[Story]:
+    with serving_one(host) as story:
+        yield story

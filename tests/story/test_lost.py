@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from opsctl.agent import flocks
 from tests.story.conftest import Story
+from tests.story.dying import holders
 
 # Around every write of the journal, and within the change.
 EARLY = ("before lock.take", "before journal.begin")  # nothing is begun
@@ -186,13 +185,3 @@ def test_what_a_killed_operator_and_a_killed_supervisor_leave_is_told_by_the_nex
     assert (story.settled(), story.note()) == ("two", "two")
     assert story.opsctl("rollback", "-y", said.run).code == 0
     assert (story.settled(), story.note()) == ("one", "one")
-
-
-def holders(path: Path) -> list[int]:
-    """Processes that have a file open."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(os.readlink(fd) == str(path) for fd in (process / "fd").iterdir()):
-                found.append(int(process.name))
-    return found
