@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from opsctl.errors import Exit, Lost, OpsctlError, RemoteError
+from opsctl.errors import AuthFailed, Exit, Lost, RemoteError, Unreachable
 from opsctl.text import one_line
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
     from opsctl.sglang.http import Server
+    from opsctl.sglang.served import ServerInfo
     from opsctl.sglang.status import Status
 
 MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
@@ -68,19 +69,24 @@ def _servers(
     for process in processes:
         with client(gather.port_of(process)) as http:
             server = Server(http, Secret(key) if key else None)
-            info = _info(server)
+            info, refusal = _info(server)
             ready = info is not None and server.generates()
-        found.append(judge(process, info, ready=ready, memory=memory, usual_port=usual))
+        found.append(judge(process, info, refusal=refusal, ready=ready, memory=memory, usual_port=usual))
     return sorted(found, key=lambda s: not s.ours)
 
 
-def _info(server: Server) -> Any:
+def _info(server: Server) -> tuple[ServerInfo | None, str | None]:
+    """What the server says of itself, or why it says nothing; None for both where it is starting, or hung."""
     try:
-        return server.info(wake=False)
+        return server.info(wake=False), None
     except Lost:
         raise
-    except OpsctlError:
-        return None  # it is starting, or hung, or keeps strangers out: the state says that it does not answer
+    except AuthFailed as error:
+        return None, error.message
+    except Unreachable:
+        return None, None
+    except RemoteError as error:
+        return None, None if error.kind in ("timeout", "lost") else error.message
 
 
 def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, stall: float) -> Mapping[str, Any]:

@@ -18,9 +18,9 @@ class Status:
     """One server of a host. Times in seconds.
 
     unit, container: how it is run, else it is a plain process. user_unit: of its user's own systemd. answers:
-    whether it says what it is. ready: whether it generates tokens. old_code: it started before its source was last
-    changed; None where that is not known. gpu_memory: bytes that its processes hold; None where nvidia-smi does not
-    tell. ours: whether it is the one that the inventory describes.
+    whether it says what it is. refusal: why not, where it said something else. ready: whether it generates tokens.
+    old_code: it started before its source was last changed; None where that is not known. gpu_memory: bytes that its
+    processes hold; None where nvidia-smi does not tell. ours: whether it is the one that the inventory describes.
     """
 
     pid: int
@@ -32,6 +32,7 @@ class Status:
     started: float
     uptime: float
     answers: bool
+    refusal: str | None
     ready: bool
     version: str | None
     commit: str | None
@@ -51,6 +52,7 @@ def status(
     process: Mapping[str, Any],
     info: ServerInfo | None,
     *,
+    refusal: str | None = None,
     ready: bool = False,
     memory: Mapping[str, int] | None = None,
     usual_port: int | None = None,
@@ -72,6 +74,7 @@ def status(
         started=process["started"],
         uptime=max(0.0, process["now"] - process["started"]),
         answers=info is not None,
+        refusal=refusal,
         ready=ready,
         version=info.version if info else None,
         commit=process["commit"],
@@ -100,7 +103,9 @@ def line(s: Status) -> str:
 
 
 def _state(s: Status) -> str:
-    return "ready" if s.ready else "answers, but generates nothing" if s.answers else "not ready: starting, or hung"
+    if s.ready:
+        return "ready"
+    return "answers, but generates nothing" if s.answers else f"not ready: {s.refusal or 'starting, or hung'}"
 
 
 def _process(s: Status) -> str:

@@ -40,6 +40,11 @@ def test_a_server_that_is_starting() -> None:
     assert "OLD" not in text
 
 
+def test_what_a_server_says_instead_is_told() -> None:
+    found = status(PROCESS, None, refusal="/server_info: more than 16 MiB came: not read further")
+    assert "port 30001: not ready: /server_info: more than 16 MiB came" in line(found)
+
+
 def test_a_unit_of_a_users_own_systemd_is_told_as_such() -> None:
     text = "\n".join(lines(status(PROCESS | {"user_unit": True}, None)))
     assert "unit sglang.service of the user's own systemd, user sglang" in text
