@@ -136,6 +136,9 @@ def _holds_gpu(folder: str) -> bool:
 
 
 def _boot_time(root: str) -> float:
+    """When the host was started, in seconds since the epoch; 0 where it is not told."""
+    if root == "/":  # btime, which another root is told by, is cut to whole seconds and moves with the clock
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     for line in _text(os.path.join(root, "proc"), "stat").splitlines():
         if line.startswith("btime "):
             return float(line.split()[1])

@@ -86,7 +86,14 @@ def masked(argv: Sequence[str]) -> List[str]:
     hide = False
     for word in argv:
         flag, inline, _ = word.partition("=")
-        secret = flag in SECRET
+        secret = _holds_secret(flag)
         out.append("***" if hide else flag + "=***" if secret and inline else word)
         hide = not hide and secret and not inline
     return out
+
+
+def _holds_secret(flag: str) -> bool:
+    """Whether a flag's value is secret, also by the beginning of its name, which argparse takes for the whole."""
+    if flag in SECRET:
+        return True
+    return len(flag) > len("--a") and flag != "--ssl-keyfile" and any(name.startswith(flag) for name in SECRET)

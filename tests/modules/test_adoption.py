@@ -53,6 +53,20 @@ def test_only_python_that_runs_sglang_itself_is_a_server(command: str, is_one: b
     assert serverargv.runs_server(command.split()) is is_one
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("--api-key k3y --tp 8", "--api-key *** --tp 8"),
+        ("--api-key=k3y --port 1", "--api-key=*** --port 1"),
+        ("--api-k k3y --admin-api=k3y", "--api-k *** --admin-api=***"),  # argparse takes the beginning of a name
+        ("--ssl-keyfile /etc/key --ssl-keyfile-pass k3y", "--ssl-keyfile /etc/key --ssl-keyfile-pass ***"),
+        ("--attention-backend fa3", "--attention-backend fa3"),
+    ],
+)
+def test_a_command_is_shown_without_its_keys(said: str, shown: str) -> None:
+    assert serverargv.masked(said.split()) == shown.split()
+
+
 @pytest.fixture
 def begin(top: Path) -> Iterator[Begin]:
     """Starts something that says when it is up, in a process group of its own."""
