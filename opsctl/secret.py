@@ -1,18 +1,18 @@
 """Secrets: values that are used but never shown.
 
 Two nets, because either alone has holes. By type: a `Secret` prints as `***` wherever it is formatted. By value: what
-was revealed once is masked by `mask` in every text that leaves the process (terminal, events, reports, errors).
+is known is masked by `mask` in every text that leaves the process (terminal, events, reports, errors).
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
-from urllib.parse import quote
 
-MASK = "***"
-_SHORTEST = 4  # masking shorter values would blot out ordinary text
-_revealed: set[str] = set()
+from opsctl.agent import masking
+from opsctl.agent.secret_values import parts
+
+MASK = masking.MASK
 
 
 class Secret:
@@ -45,25 +45,33 @@ class Secret:
         raise TypeError("a secret is never serialised")
 
 
+def secrets_in(value: Any) -> Iterator[Secret]:
+    """Every secret inside settings, variables or arguments."""
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, Mapping):
+        for element in value.values():
+            yield from secrets_in(element)
+    elif isinstance(value, list | tuple):
+        for element in value:
+            yield from secrets_in(element)
+    elif hasattr(value, "model_dump"):
+        yield from secrets_in(vars(value))
+
+
 def remember(value: str) -> None:
-    """Have `mask` hide this value, and each line of it, from now on; as JSON and URLs write it, too."""
-    for part in {value.strip(), *(line.strip() for line in value.splitlines())}:
-        if len(part) >= _SHORTEST:
-            _revealed.update(
-                (part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], quote(part, ""))
-            )
+    """Have `mask` hide this value, and each line of it, from now on, in every form in which a text may carry it."""
+    masking.learn([value])
 
 
 def revealed() -> frozenset[str]:
     """What `mask` hides so far, for a CI system that wants to be told as well."""
-    return frozenset(_revealed)
+    return frozenset(part for value in masking.learnt() for part in parts(value))
 
 
 def mask(text: str) -> str:
-    """`text` with every value that was revealed replaced by `***`, the longest first."""
-    for value in sorted(_revealed, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    return text
+    """`text` with every value that is known replaced by `***`. Comes before anything that cuts or wraps it."""
+    return masking.known(text)
 
 
 def masked(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """Secrets named in YAML by where they come from: `!env NAME`, `!file PATH`, `!cmd [PROGRAM, ARGUMENT...]`.
 
-They are looked up when first used, not when the file is read, so that a run that needs no password asks for none.
+What is at hand, an environment variable or a plain file, is looked up as soon as the file is read (`know`): what is
+masked must be known before anything is said. A command may be slow or ask its user, so it runs first when a host is
+about to be contacted that it is for. A secret that cannot be had is an error only where it is needed.
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from opsctl.errors import Place, UsageError
-from opsctl.secret import Secret, remember
+from opsctl.secret import Secret, remember, secrets_in
 
 _COMMAND_TIMEOUT = 60.0  # seconds; a password manager may have to ask its user
 TAGS = ("!env", "!file", "!cmd")
 
 
 class LateSecret(Secret):
-    """A secret that is looked up once, when it is first revealed. Raises UsageError if it cannot be had."""
+    """A secret that is looked up once, when it is first revealed. Raises UsageError if it cannot be had.
 
-    __slots__ = ("_found", "_lock", "_look_up", "described")
+    `at_hand`: to look it up takes no time and asks nobody.
+    """
 
-    def __init__(self, look_up: Callable[[], str], described: str) -> None:
-        self._look_up = look_up
+    __slots__ = ("_found", "_lock", "_look_up", "at_hand", "described")
+
+    def __init__(self, look_up: Callable[[], str], described: str, at_hand: bool) -> None:
+        self._look_up, self.at_hand = look_up, at_hand
         self._found: str | None = None
         self._lock = threading.Lock()
         self.described = described
@@ -48,10 +54,37 @@ def late_secret(tag: str, words: list[str], place: Place) -> LateSecret:
     folder = Path(place.file).parent
     described = f"{tag} {' '.join(words)}"
     if tag == "!env":
-        return LateSecret(lambda: _from_env(words[0], place), described)
+        return LateSecret(lambda: _from_env(words[0], place), described, True)
     if tag == "!file":
-        return LateSecret(lambda: _from_file(folder / Path(words[0]).expanduser(), place), described)
-    return LateSecret(lambda: _from_command(words, folder, place), described)
+        path = folder / Path(words[0]).expanduser()
+        return LateSecret(lambda: _from_file(path, place), described, path.is_file())
+    return LateSecret(lambda: _from_command(words, folder, place), described, False)
+
+
+def know(*values: Any) -> list[str]:
+    """Look up every secret inside `values`, so that it is masked from now on. Gives those that can be had."""
+    found = list(dict.fromkeys(secrets_in(values)))
+    late = [secret for secret in found if isinstance(secret, LateSecret) and not secret.at_hand]
+    if len(late) > 1:
+        from concurrent.futures import ThreadPoolExecutor  # takes long to load
+
+        with ThreadPoolExecutor(min(8, len(late)), thread_name_prefix="secret") as pool:
+            list(pool.map(_had, late))
+    return [value for secret in found if (value := _had(secret)) is not None]
+
+
+def know_what_is_at_hand(*values: Any) -> None:
+    """The same for those that need no command to run."""
+    for secret in secrets_in(values):
+        if getattr(secret, "at_hand", True):
+            _had(secret)
+
+
+def _had(secret: Secret) -> str | None:
+    try:
+        return secret.reveal()
+    except UsageError:
+        return None  # told where it is needed
 
 
 def _from_env(name: str, place: Place) -> str:

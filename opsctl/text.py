@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+from opsctl.secret import mask
+
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 """What the name of a variable looks like."""
 
@@ -26,8 +28,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """`text` as one printable line of at most `limit` characters."""
-    flat = printable(" ".join(text.split()))
+    """`text` as one printable line of at most `limit` characters, secrets masked: half of one could not be."""
+    flat = printable(" ".join(mask(text).split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 

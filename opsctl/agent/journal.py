@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import durable, runlog, runs, steps
+from opsctl.agent import durable, masking, runlog, runs, steps
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.record import NamedCall
 
@@ -79,7 +79,7 @@ def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, kee
 def checkpoint(call: Context, run: str, data: Any) -> None:
     """Keep what a later process needs to go on: registered values, pending handlers."""
     with durable.explained():
-        durable.write(os.path.join(runs.folder(run), "checkpoint.json"), durable.json_bytes({"data": data}))
+        durable.write(os.path.join(runs.folder(run), "checkpoint.json"), masking.json_bytes({"data": data}))
 
 
 def _prune(keep: int) -> List[str]:

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import durable, flocks
+from opsctl.agent import durable, flocks, masking
 from opsctl.agent.protocol import AgentError, Context
 
 _held: Dict[str, int] = {}
@@ -30,7 +30,7 @@ def take(
                 return {"waited": 0.0}
             fd = flocks.take(path, 0.1)
             if fd is not None:
-                flocks.say(fd, durable.json_bytes(dict(holder, token=token)))
+                flocks.say(fd, durable.json_bytes(dict(masking.data(holder, masking.known), token=token)))
                 _held[name] = fd
                 return {"waited": round(time.monotonic() - start, 3)}
         now = durable.read_json(path)

@@ -143,6 +143,10 @@ class Agent:
                 known = self._calls.get(header["cancel"])
             if known:
                 known.cancel()
+        elif "secrets" in header:
+            from opsctl.agent import masking  # it came with them
+
+            masking.learn(header["secrets"])
         elif "ping" in header and self._waiting_bytes < OUTBOX:  # never has the reader wait
             self.send({"pong": header["ping"]})
 

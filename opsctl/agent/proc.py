@@ -11,10 +11,12 @@ import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from opsctl.agent import masking
 from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context
 
 KEEP = 1 << 20  # bytes of each output stream that are returned: the first and the last half of it
+LONGEST_LINE = 64 << 10  # bytes of a line that are waited for before it is sent on in part
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 LINGER = 0.5  # seconds to read on after the command has ended: a child it left behind may hold the pipe for ever
 TICK = 0.2
@@ -28,6 +30,28 @@ class Done(NamedTuple):
     err: bytes
     seconds: float
     dropped: int = 0  # bytes of output that were not kept
+
+
+class Live:
+    """Sends output on as it comes, whole lines as long as they are not too long: half a secret could not be masked."""
+
+    def __init__(self, call: Context, stream: str) -> None:
+        self._call, self._stream, self._rest = call, stream, b""
+
+    def add(self, part: bytes) -> None:
+        text = self._rest + part
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if len(text) - end > LONGEST_LINE:
+            end = len(text)
+        self._rest = text[end:]
+        self._send(text[:end])
+
+    def end(self) -> None:
+        self._send(self._rest)
+
+    def _send(self, text: bytes) -> None:
+        if text:
+            self._call.progress({"stream": self._stream}, text)
 
 
 class Output:
@@ -46,8 +70,14 @@ class Output:
             self.dropped += surplus
 
     def whole(self) -> bytes:
-        gap = b"\n[... %d bytes left out ...]\n" % self.dropped if self.dropped else b""
-        return bytes(self.head) + gap + bytes(self.tail)
+        """What is kept. Where some is left out, no line is cut: half a secret could not be masked."""
+        head, tail = bytes(self.head), bytes(self.tail)
+        if not self.dropped:
+            return head + tail
+        head = head[: head.rfind(b"\n") + 1] or head + b"\n"
+        tail = tail[tail.find(b"\n") + 1 :] or tail
+        gone = self.dropped + max(0, len(self.head) - len(head)) + len(self.tail) - len(tail)
+        return head + b"[... %d bytes left out ...]\n" % gone + tail
 
 
 def run(
@@ -129,7 +159,7 @@ def execute(
 def ending(done: Done) -> str:
     """How a command failed, in one line: its exit code and the last thing it said."""
     how = "exit code %d" % done.code if done.code >= 0 else "killed by %s" % _signal_name(-done.code)
-    said = [line for line in _text(done.err or done.out).splitlines() if line.strip()]
+    said = [line for line in masking.text(_text(done.err or done.out)).splitlines() if line.strip()]
     return "%s: %s" % (how, said[-1].strip()[:300]) if said else how
 
 
@@ -174,6 +204,7 @@ def _watch(
     began = heard = time.monotonic()
     ended: Optional[float] = None
     outputs = {"out": Output(keep_output), "err": Output(keep_output)}
+    lives = {name: Live(call, name) for name in outputs} if live else {}
     waiting = memoryview(stdin)
     with selectors.DefaultSelector() as selector:
         for name, pipe in (("out", process.stdout), ("err", process.stderr), ("in", process.stdin)):
@@ -192,8 +223,8 @@ def _watch(
                     continue
                 heard = time.monotonic()
                 outputs[key.data].add(part)
-                if live and part:
-                    call.progress({"stream": key.data}, part)
+                if live:
+                    lives[key.data].add(part)
             if not selector.get_map() and ended is None:
                 _wait(process, TICK)
             now = time.monotonic()
@@ -207,6 +238,8 @@ def _watch(
                 raise _too_long("still running after its time limit of %g s" % timeout, outputs)
             elif idle is not None and now - heard > idle:
                 raise _too_long("no output for %g s" % idle, outputs)
+    for one in lives.values():
+        one.end()
     dropped = outputs["out"].dropped + outputs["err"].dropped
     return Done(process.returncode, outputs["out"].whole(), outputs["err"].whole(), time.monotonic() - began, dropped)
 

@@ -6,6 +6,7 @@ A frame is two big-endian u32 lengths, a JSON header and a binary body:
                          {"id": 8, "call": ..., "after": [7]}                       starts when call 7 has ended
                          {"load": [["gpu", 9120], ...]}                             body: source of agent modules, with
                                                                                     their lengths, compressed as one
+                         {"secrets": ["...", ...]}                                  masked in all that is written
                          {"cancel": 7}
                          {"ping": 1}                                                answered at once with {"pong": 1}
     host -> controller   {"id": 7, "progress": {...}}                               any number, body allowed

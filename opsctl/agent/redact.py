@@ -13,12 +13,9 @@ remembered from line to line, as is a name whose value is on the next one. The p
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import re
-from typing import BinaryIO, Callable, Iterable, List, Match, Optional, Pattern, Set, Tuple
-from urllib.parse import quote
+from typing import BinaryIO, Callable, Iterable, List, Match, Tuple
 
 from opsctl.agent.hanging import Hanging
 from opsctl.agent.secret_names import harmless
@@ -32,10 +29,10 @@ from opsctl.agent.secret_patterns import (
     RULES,
     Rule,
 )
+from opsctl.agent.secret_values import Known
 
 MAX_LINE = 1 << 20  # what is longer is cut: a request body, never a log line worth reading
 _MARK = b"[REDACTED/"
-_SHORTEST_VALUE = 4
 _CUT = re.compile(rb"[\s'\",;{}\[\]()]")
 # Decode, Prefill and plain access lines are most of a server log and hold nothing to hide.
 _ROUTINE = re.compile(
@@ -59,7 +56,7 @@ class Redactor:
     """Redacts one stream.
 
     Args:
-        values: secrets known by value; also found URL-quoted, JSON-quoted and in base64.
+        values: secrets known by value, found in every form (`secret_values`).
         more: also mask addresses, host names, serial numbers and UUIDs, equal ones alike.
         hosts: host names to mask in `more` mode, beside those that can be told by their form.
         keep_prompts: leave what `--log-requests` printed.
@@ -72,7 +69,7 @@ class Redactor:
         hosts: Iterable[str] = (),
         keep_prompts: bool = False,
     ) -> None:
-        self._values = _value_pattern(values)
+        self._values = Known(values)
         self._identities = _identity_rules(hosts) if more else []
         self._keep_prompts = keep_prompts
         self._pending = b""
@@ -119,8 +116,7 @@ class Redactor:
     def _clean(self, line: bytes) -> bytes:
         """One line, redacted. Patterns see a single line, so that it does not matter what else has been read."""
         line = self._keys(line)
-        if self._values:
-            line = self._values.sub(self._known, line)
+        line = self._values.in_line(line, self._known)
         if not self._keep_prompts:
             line = self._request(line)
         lower = line.lower()
@@ -204,10 +200,8 @@ class Redactor:
 
 def known_values(values: Iterable[str]) -> Callable[[bytes], bytes]:
     """A function that masks these values alone, in whole lines."""
-    pattern = _value_pattern(values)
-    if pattern is None:
-        return lambda text: text
-    return lambda text: pattern.sub(lambda found: mask("known-secret", found.group(0)), text)
+    known = Known(values)
+    return lambda text: known.in_line(text, lambda found: mask("known-secret", found.group(0)))
 
 
 def redact_stream(source: BinaryIO, sink: BinaryIO, redactor: Redactor, block: int = 1 << 18) -> None:
@@ -230,35 +224,6 @@ def _cut(line: bytes, dropped: int) -> bytes:
     last = [m.start() for m in _CUT.finditer(head, MAX_LINE - 4096)]
     keep = head[: last[-1]] if last else b""
     return keep + b"[%d bytes of this line left out]" % (len(line) + dropped - len(keep))
-
-
-def _value_pattern(values: Iterable[str]) -> Optional[Pattern[bytes]]:
-    forms: Set[bytes] = set()
-    for value in values:
-        for part in {value, *value.splitlines()}:
-            part = part.strip()
-            if len(part) < _SHORTEST_VALUE:
-                continue
-            raw = part.encode()
-            forms.update(
-                (raw, quote(part, safe="").encode(), json.dumps(part)[1:-1].encode(), repr(part)[1:-1].encode())
-            )
-            forms.update(_base64_forms(raw))
-    ordered = sorted(forms, key=lambda form: (-len(form), form))
-    return re.compile(b"|".join(re.escape(form) for form in ordered)) if ordered else None
-
-
-def _base64_forms(raw: bytes) -> List[bytes]:
-    """`raw` in base64, at each of the three positions it can have in a longer text (`user:password`)."""
-    if len(raw) < 8:
-        return [base64.b64encode(raw).rstrip(b"=")] if len(raw) >= 6 else []
-    forms = []
-    for shift in range(3):
-        text = base64.b64encode(b"\0" * shift + raw)
-        first = (shift * 8 + 5) // 6
-        last = (shift + len(raw)) * 8 // 6
-        forms.append(text[first:last])
-    return forms
 
 
 def _identity_rules(hosts: Iterable[str]) -> Tuple[Rule, ...]:

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from opsctl.agent import durable, flocks, runs
+from opsctl.agent import durable, flocks, masking, runs
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.record import FORMAT
 
@@ -41,7 +41,13 @@ def create(run: str, meta: Dict[str, Any]) -> None:
                 fcntl.flock(held[name], fcntl.LOCK_EX)
             number = _number()
             _write_new(new, "reserve", b"", RESERVE)
-            first = {"n": 1, "begin": meta, "format": FORMAT, "order": number, "at": round(time.time(), 3)}
+            first = {
+                "n": 1,
+                "begin": masking.data(meta),
+                "format": FORMAT,
+                "order": number,
+                "at": round(time.time(), 3),
+            }
             _write_new(new, "log", durable.pack(first), ROOM)
             _write_new(new, "end", _end_line({"format": FORMAT, "n": 1, "order": number}), 0)
             durable.sync_folder(new)
@@ -129,9 +135,9 @@ def _end_line(end: Dict[str, Any]) -> bytes:
 def append(run: str, line: Dict[str, Any], sync: bool = True) -> None:
     """Add a record and wait until it is on disk (`sync`), or leave it to the next one that waits.
 
-    Everything that is written into a log passes here.
+    Everything that is written into a log passes here, and is masked.
     """
-    line = dict(line, at=round(time.time(), 3))
+    line = dict(masking.data(line), at=round(time.time(), 3))
     path = runs.folder(run)
     with _guard, durable.explained():
         end = runs.read_end(path)
@@ -269,7 +275,7 @@ def turn(run: str, call: Context, doing: str, seconds: Optional[float] = TURN) -
     fd = durable.opened(path, os.O_RDWR | os.O_CREAT)
     try:
         _wait_for_turn(run, fd, path, call, seconds)
-        flocks.say(fd, durable.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}))
+        flocks.say(fd, masking.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}))
         yield
     finally:
         os.close(fd)

@@ -14,6 +14,7 @@ _WORDS = (
     rb"|(?:" + _KEY_OF + rb")[_-]?key|creds?|pass|pw|webhook|cookie|session[_-]?id|pat|auth"
 )
 KEY = rb"(?P<key>(?<![\w-])[\w.-]{0,64}?(?:" + _WORDS + rb")[\w-]{0,32})"
+_WHOLE = re.compile(rb"(?i)" + KEY + rb"\Z")
 
 _NOT_SECRET = re.compile(
     rb"(?i)^(?:none|null|nil|true|false|yes|no|auto|default|unset|empty|disabled|enabled|optional|required"
@@ -58,3 +59,9 @@ def harmless(key: bytes, value: bytes) -> bool:
     if _VOCABULARY.search(key) or not _WEAK_END.search(key):
         return True
     return len(value) < 4 or value.startswith((b"<", b"["))
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a value that stands under this name is a secret: the one rule for configurations and for records."""
+    key = name.encode()
+    return bool(value) and _WHOLE.match(key) is not None and not harmless(key, value.encode("utf-8", "surrogateescape"))

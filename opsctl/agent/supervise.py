@@ -9,7 +9,7 @@ import time
 import zlib
 from typing import Any, BinaryIO, Dict, List, Optional
 
-from opsctl.agent import calls, durable, flocks, loader, lock, runlog, runs, steps, supervisor, verdict
+from opsctl.agent import calls, durable, flocks, loader, lock, masking, runlog, runs, steps, supervisor, verdict
 from opsctl.agent.protocol import AgentError, Context, ProtocolError, Reply, frame, read_frame
 from opsctl.agent.record import NamedCall, Record
 
@@ -46,7 +46,8 @@ def start(
         verdict.prepare(run)
         # The events are there before the supervisor writes any: following can begin at once.
         os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        _tell(run, supervising, frame({"seq": seq, "calls": calls, "confirm_within": confirm_within}, call.body))
+        work = {"seq": seq, "calls": calls, "confirm_within": confirm_within}
+        _tell(run, supervising, frame(dict(work, secrets=sorted(masking.learnt())), call.body))
     except BaseException:
         supervising.kill()
         supervising.wait()

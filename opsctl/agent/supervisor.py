@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
-from typing import Any, BinaryIO, Dict, List, Optional
+from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
-from opsctl.agent import calls, durable, loader, runlog, runs, steps, verdict
-from opsctl.agent.protocol import AgentError, Context, frame, read_frame
+from opsctl.agent import calls, durable, loader, masking, runlog, runs, steps, verdict
+from opsctl.agent.protocol import AgentError, Context, Reply, frame, read_frame
 
 TICK = 0.1  # seconds between looks at the verdict
 ROOM = 64 << 10  # bytes of the disk for what has to be said when it is full
@@ -37,7 +38,7 @@ class Events(Context):
 
     def write(self, header: Dict[str, Any], body: bytes = b"") -> None:
         with self._writing:
-            self._unsaid.append(frame(header, body))
+            self._unsaid.append(_frame(header, body))
         self.flush()
 
     def flush(self) -> None:
@@ -62,7 +63,7 @@ class Events(Context):
     def progress(self, data: Any, body: bytes = b"") -> None:
         with self._writing:
             if not self._unsaid:  # else there is no room for more
-                self._said(frame({"event": "progress", "data": data}, body))
+                self._said(_frame({"event": "progress", "data": data}, body))
 
     def cancelled(self) -> bool:
         """Reverting is the only way to give up: a controller that goes away does not stop the change."""
@@ -83,6 +84,7 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
         os._exit(1)
     header, body = received
     run = config["run"]
+    masking.learn(header["secrets"])
     runlog.adopt(run, config["run_lock"])
     loader.fetch = lambda name: _fetch(run, name)
     events = Events(run)
@@ -90,7 +92,8 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
         supervise(run, header["seq"], runlog.split_body(header["calls"], body), header["confirm_within"], events)
     except BaseException as error:  # noqa: BLE001  the last net: whoever follows is told, the journal stays for the next run
         events.write({"event": "died", "error": calls.describe(error)})
-        traceback.print_exc()
+        sys.stderr.write(masking.text(traceback.format_exc()))
+        sys.stderr.flush()  # which os._exit does not do
         os._exit(1)
     os._exit(0)
 
@@ -106,7 +109,8 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
         decided = _decide(run, verdict.FAILED)
     else:
         deadline = _now() + confirm_within
-        events.write({"event": "applied", "result": reply.result, "confirm_within": confirm_within}, reply.body)
+        result, body = _masked(reply)
+        events.write({"event": "applied", "result": result, "confirm_within": confirm_within}, body)
         decided = _await(run, deadline, events)
     if error is None and decided.get("verdict") == verdict.CONFIRM:
         account = steps.Account(run)
@@ -121,6 +125,21 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
     with runlog.turn(run, events, "taking it back", None):  # nobody else would do it
         report = steps.roll_back(run, events, why)
     events.write({"event": "reverted", "why": why, "error": error, "report": report})
+
+
+def _frame(header: Dict[str, Any], body: bytes) -> bytes:
+    """An event, masked, as it is written."""
+    return frame(masking.data(header), masking.raw(body))
+
+
+def _masked(reply: Reply) -> Tuple[Dict[str, Any], bytes]:
+    """The replies of a step, as they may be kept: each body masked for itself, since its length stands beside it."""
+    kept, bodies, start = [], [], 0
+    for result, length in reply.result["replies"]:
+        bodies.append(masking.raw(reply.body[start : start + length]))
+        kept.append([result, len(bodies[-1])])
+        start += length
+    return {"replies": kept}, b"".join(bodies)
 
 
 def _fetch(run: str, name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from opsctl.engine import known
 from opsctl.engine.connections import Connections
 from opsctl.remote.spec import ConnectionSpec
+from opsctl.secret_sources import know
 
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
@@ -69,6 +70,7 @@ def take() -> Early:
 @contextmanager
 def reaching(hosts: Sequence[InventoryHost], at_once: int = 1) -> Iterator[Connections]:
     """Connections to `hosts`, all begun, for a command line that has turned out right."""
+    know([host.settings for host in hosts])
     begun, specs = take(), [host.connection() for host in hosts]
     begun.remember({host.source.file for host in hosts if host.source}, specs, at_once)
     begun.connections.at_once = at_once

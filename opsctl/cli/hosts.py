@@ -69,6 +69,7 @@ def on_one(host: InventoryHost) -> Iterator[RemoteHost]:
 
     with early.reaching([host]) as connections:
         remote = connections.of(host.connection()).result().remote
+        remote.tell_secrets(host.secrets())
         _tell_left_behind(remote, remote.send([_left_behind()])[0])
         with understood(host.name):
             yield remote
@@ -93,6 +94,7 @@ def on_each(
     def one(host: InventoryHost, connecting: Future[Connected]) -> Done[T]:
         try:
             with connecting.result().remote as remote, understood(host.name):
+                remote.tell_secrets(host.secrets())
                 asked = remote.send([_left_behind()])[0] if past else None
                 value = work(remote, host)
                 if asked:

@@ -43,7 +43,7 @@ def collect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> int:
     """Everything a colleague needs to help, in one file per host; secrets and prompts are masked on the host."""
-    from opsctl.cli.logs_collect import learn, run_collect
+    from opsctl.cli.logs_collect import run_collect
     from opsctl.inventory import load
     from opsctl.sglang.log_collect import Wish
     from opsctl.sglang.log_parts import check_names
@@ -54,10 +54,7 @@ def collect(
         raise UsageError(f"--redact {redact} is not known", hint="the usual is always masked; --redact more masks more")
     wish = Wish(duration(since), run, tuple(include or ()), tuple(exclude or ()), redact == "more", keep_prompts)
     check_names([*wish.include, *wish.exclude])
-    known = load(inventory)
-    hosts = known.select(host or "all")
-    learn(known.hosts.values())
-    return run_collect(hosts, wish, output, as_json=as_json)
+    return run_collect(load(inventory).select(host or "all"), wish, output, as_json=as_json)
 
 
 @app.command()
@@ -107,15 +104,11 @@ def tail(
     keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help=_PROMPTS)] = False,
 ) -> int:
     """Follow the server logs of several hosts as one stream, over rotation, restarts and lost connections."""
-    from opsctl.cli.logs_collect import learn
     from opsctl.cli.logs_tail import Filter, follow
     from opsctl.inventory import load
 
     wanted = Filter.of(grep, level, lines, keep_prompts)
-    known = load(inventory)
-    hosts = known.select(host or "all")
-    learn(known.hosts.values())
-    return follow(hosts, wanted)
+    return follow(load(inventory).select(host or "all"), wanted)
 
 
 @app.command()

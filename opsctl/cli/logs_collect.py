@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,8 @@ from opsctl.cli.hosts import on_each, tell_errors
 from opsctl.cli.playing import stoppable
 from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.gpu import wanted
-from opsctl.secret import mask
-from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, secrets_in, told
+from opsctl.secret import mask, secrets_in
+from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, told
 from opsctl.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -57,18 +56,6 @@ def source(host: InventoryHost) -> Source:
 def expected(host: InventoryHost) -> wanted.Wanted:
     """What the inventory says that a host's health depends on. Raises UsageError."""
     return wanted.of(host.variables.get("health"), host.sglang.model_dump(), host.name)
-
-
-def learn(hosts: Iterable[InventoryHost]) -> None:
-    """Look up the secrets of all hosts, so that they are masked here wherever they turn up; nobody else is told them.
-
-    Those that a command would have to be run for are left until they are needed.
-    """
-    for host in hosts:
-        for secret in secrets_in(vars(host.settings)):
-            if not getattr(secret, "described", "").startswith("!cmd"):
-                with contextlib.suppress(UsageError):  # told where it is needed
-                    secret.reveal()
 
 
 class Place:

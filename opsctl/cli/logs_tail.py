@@ -18,8 +18,7 @@ import typer
 from opsctl.agent.protocol import Call
 from opsctl.cli.logs_collect import expected
 from opsctl.errors import AuthFailed, Exit, HostKeyError, OpsctlError, Unreachable, UsageError
-from opsctl.secret import mask
-from opsctl.sglang.log_collect import secrets_in
+from opsctl.secret import mask, secrets_in
 from opsctl.sglang.log_parts import Server
 from opsctl.text import printable
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl import modules
+from opsctl.agent import masking
 from opsctl.agent.protocol import Call
 from opsctl.engine import gates, resume, templating
 from opsctl.engine.ahead import Ahead
@@ -248,7 +249,7 @@ class HostRun:
     def _save(self, done: int) -> None:
         if not self.session.info.check:
             # What would have to be masked is left out: a resumed run must not take the mask for the value.
-            kept = {k: (v, masked(v)) for k, v in self.session.registered.items() if k != "facts"}
+            kept = {k: (v, masking.data(masked(v))) for k, v in self.session.registered.items() if k != "facts"}
             registered = {k: plain for k, (v, plain) in kept.items() if plain == v}
             self.session.save(
                 {"digest": self.it.digest, "play": self.it.index, "done": max(done, self.it.done),

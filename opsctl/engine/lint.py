@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opsctl import modules
+from opsctl.agent.secret_names import holds_secret
 from opsctl.engine import find, shelltext, usage
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
@@ -189,16 +190,11 @@ def _secrets(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         yield from look(task.keys.vars, task.at / "vars", "vars")
 
 
-_SECRET_WORDS = ("password", "passwd", "token", "secret", "api_key", "apikey", "private_key", "passphrase")
-_NO_SECRET = ("path", "file", "name", "url", "dir", "folder")
-
-
 def _is_secret(key: str, value: str, shapes: Any) -> bool:
-    low = key.lower()
-    if value and any(w in low for w in _SECRET_WORDS) and not any(low.endswith(w) for w in _NO_SECRET):
-        return len(value) >= 6 and not value.startswith(("/", "~", "$"))
     data = value.encode()
-    return any(not rule.keyed and not rule.prompt and rule.pattern.search(data) for rule in shapes)
+    return holds_secret(key, value) or any(
+        not rule.keyed and not rule.prompt and rule.pattern.search(data) for rule in shapes
+    )
 
 
 def _files(play: Play, path: Path) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opsctl import __version__, runname
+from opsctl.agent import masking
 from opsctl.answers import understood
 from opsctl.engine import find, journal, params, preflight, select, templating
 from opsctl.engine.connections import Connections
@@ -30,6 +31,7 @@ from opsctl.errors import Damaged, Exit, OpsctlError, RemoteError, UsageError
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.inventory.load import known_as
 from opsctl.secret import masked
+from opsctl.secret_sources import know
 from opsctl.text import few
 from opsctl.yaml_source import Source
 
@@ -168,11 +170,12 @@ def execute(
     """Run what was planned. Raises UsageError if a question cannot be asked; what happens on hosts is in the events."""
     began = time.monotonic()
     clock = _clock(began)
+    known = _know(plan)
     _confirm(plan, options, ask)
     meta = _meta(plan, options)
     info = RunInfo(
         run=plan.run, meta=meta, become=plan.become, check=options.check, cancelled=stop.is_set,
-        lock_wait=options.lock_wait,
+        lock_wait=options.lock_wait, secrets=known,
     )  # fmt: skip
     begun_for = _begun_for(plan, options, connections)
     fleet = Fleet(info, emit, clock, connections, options.at_once)
@@ -193,6 +196,17 @@ def execute(
     emit(RunEnded(at=clock(), run=plan.run, exit_code=int(code), outcome=_OUTCOMES.get(code, "failed"),
                   seconds=time.monotonic() - began))  # fmt: skip
     return code
+
+
+def _know(plan: Plan) -> dict[str, list[str]]:
+    """Look up every secret that the run may meet, before it says anything. By host, what its agents are to mask."""
+    known: dict[str, list[str]] = {}
+    for stage in plan.stages:
+        tasks = [(task.args, task.keys, [values for values, _ in task.variables]) for task in stage.play.all_tasks()]
+        for host in stage.hosts:
+            known.setdefault(host.name, []).extend(know(tasks, [layer.values for layer in stage.layers[host.name]]))
+            know(host.settings)
+    return known
 
 
 def _cancel_when(stop: threading.Event, fleet: Fleet) -> None:
@@ -335,6 +349,6 @@ def _meta(plan: Plan, options: Options) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     for stage in plan.stages:
         variables |= stage.given.values
-    known = {"digest": plan.playbook.digest, "vars": masked(variables), "version": __version__,
+    known = {"digest": plan.playbook.digest, "vars": masking.data(masked(variables)), "version": __version__,
              "hosts": [host.name for host in plan.hosts], "inventory": plan.inventory}  # fmt: skip
     return {**holder(plan.run, plan.playbook.name), "found_by": find.word_for(plan.playbook.path), **known}

@@ -37,6 +37,7 @@ class RunInfo:
     cancelled: Callable[[], bool]
     lock_wait: float
     become: frozenset[bool | str] = frozenset()
+    secrets: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by host: what its agents are to mask
 
 
 @dataclass(slots=True)
@@ -83,8 +84,10 @@ class Session:
         return self.host.name
 
     def remote(self) -> RemoteHost:
-        """The connected host. Raises Unreachable."""
-        return self.connecting.result().remote
+        """The connected host, which knows what to mask. Raises Unreachable."""
+        remote = self.connecting.result().remote
+        remote.tell_secrets(self.info.secrets.get(self.name, ()))
+        return remote
 
     def user(self, become: bool | str | None) -> RemoteHost:
         """The host as the user that a task wants to be."""
@@ -153,9 +156,10 @@ class Session:
         """
         old = self.connecting.result().remote
         old.close()
-        remote = connect(self.host.connection(), self.info.cancelled)
+        again = connect(self.host.connection(), self.info.cancelled)
         self.connecting = Future()
-        self.connecting.set_result(Connected(remote, 0.0))
+        self.connecting.set_result(Connected(again, 0.0))
+        remote = self.remote()
         self.token = secrets.token_hex(8)
         self.saving.clear()
         if self.supervised:

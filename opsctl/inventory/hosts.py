@@ -11,6 +11,7 @@ from opsctl.errors import Place, UsageError
 from opsctl.inventory import patterns
 from opsctl.inventory.model import Settings, SglangSettings
 from opsctl.secret import Secret
+from opsctl.secret_sources import know
 
 if TYPE_CHECKING:
     from opsctl.remote.spec import ConnectionSpec
@@ -57,6 +58,10 @@ class InventoryHost:
         if self.settings.become_password is not None:
             return self
         return replace(self, settings=self.settings.model_copy(update={"become_password": password}))
+
+    def secrets(self) -> list[str]:
+        """Those in its variables, for its agents to mask. What logs in to it is told to nobody there."""
+        return know(self.variables)
 
     def connection(self) -> ConnectionSpec:
         """How to reach it."""

@@ -12,6 +12,7 @@ from opsctl.inventory.ansible import is_ansible, translate
 from opsctl.inventory.hosts import Inventory, InventoryHost
 from opsctl.inventory.model import NAME, Group, InventoryFile, Settings, SglangSettings
 from opsctl.schema_errors import validate
+from opsctl.secret_sources import know_what_is_at_hand
 from opsctl.text import did_you_mean
 from opsctl.yaml_source import DocPath, Source, read_yaml
 
@@ -62,6 +63,7 @@ def build(source: Source) -> Inventory:
     parents = _parents(model, source)
     hosts = {name: _host(name, model, parents, source) for name in model.hosts}
     groups = {g: tuple(h for h in hosts if g in hosts[h].groups) for g in model.groups}
+    know_what_is_at_hand(model.hosts, model.groups, model.defaults)
     return Inventory(source.file, hosts, groups, notes)
 
 

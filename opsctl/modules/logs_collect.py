@@ -11,8 +11,9 @@ from opsctl.errors import UsageError
 from opsctl.gpu import wanted
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.schema_types import Duration
+from opsctl.secret import secrets_in
 from opsctl.sglang import log_parts
-from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, secrets_in, told
+from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, told
 from opsctl.text import printable
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -106,6 +106,13 @@ class AgentClient:
                 self._pending.update((p.number, p) for p in sent)
             self._write(data)
         return sent
+
+    def tell_secrets(self, values: Collection[str]) -> None:
+        """Have the agent mask these values from now on. That it is lost is for those to notice who wait for it."""
+        if values:
+            with self._sending, contextlib.suppress(OpsctlError):
+                load = bundle.load_frames([Call("masking.learn"), Call("secret_values")], self._known)
+                self._write(load + frame({"secrets": sorted(values)}))
 
     def send_files(self, call: Call, ranges: Sequence[tuple[str, int, int]]) -> Pending:
         """Send a call with ranges of files (path, start, count) as its body.

@@ -90,7 +90,10 @@ def needs(module: str) -> tuple[str, ...]:
 
 
 def _areas(call: Call) -> Iterator[str]:
-    yield call.name.partition(".")[0]
+    area = call.name.partition(".")[0]
+    yield area
+    if area in ("journal", "supervise"):
+        yield "redact"  # for what they write: see masking
     for key in ("calls", "undo", "settle"):  # calls within calls: journal.apply, supervise.start
         for nested in call.args.get(key) or ():
             if isinstance(nested, list | tuple):

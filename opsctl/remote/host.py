@@ -44,6 +44,7 @@ class RemoteHost:
         self.spec, self.warnings = spec, warnings
         self._link = link
         self._agents: dict[str | None, AgentClient] = {}
+        self._secrets: set[str] = set()
         self._starting = threading.Lock()
 
     @property
@@ -72,6 +73,14 @@ class RemoteHost:
     def agent(self) -> AgentClient:
         """The agent that calls go to; never closed by whoever asks for it. Raises Unreachable, AuthFailed."""
         return self._agent(self.spec.become)
+
+    def tell_secrets(self, values: Iterable[str]) -> None:
+        """Have the agents mask these values in all that they write from now on. They keep them in memory only."""
+        with self._starting:
+            new = set(values) - self._secrets
+            self._secrets |= new
+            for agent in self._agents.values():
+                agent.tell_secrets(new)
 
     def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
         """One call, one round trip. Raises RemoteError, Locked, Unreachable."""
@@ -181,7 +190,9 @@ class RemoteHost:
             raised = error if isinstance(error, OpsctlError) else become.refused(stream, user, self.name)
             stream.close()
             raise raised from error
-        return AgentClient(stream, self.name, user=user)
+        agent = AgentClient(stream, self.name, user=user)
+        agent.tell_secrets(self._secrets)
+        return agent
 
     @property
     def stuck(self) -> float:
@@ -223,6 +234,9 @@ class _Alias(RemoteHost):
 
     def _agent(self, user: str | None) -> AgentClient:
         return self._host._agent(self._user)
+
+    def tell_secrets(self, values: Iterable[str]) -> None:
+        self._host.tell_secrets(values)
 
     def further_agent(self) -> AgentClient:
         return self._host._start_agent(self._user)

@@ -242,20 +242,6 @@ def of_run(wish: Wish, host: Asked) -> Wish:
     return replace(wish, run=run, since=max(0.0, float(now) - float(begun)) + _BEFORE_RUN, begun=start)
 
 
-def secrets_in(value: Any) -> Iterator[Secret]:
-    """Every secret inside settings."""
-    if isinstance(value, Secret):
-        yield value
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from secrets_in(element)
-    elif isinstance(value, list | tuple):
-        for element in value:
-            yield from secrets_in(element)
-    elif hasattr(value, "model_dump"):
-        yield from secrets_in(vars(value))
-
-
 def told(host: str, made: Collected) -> Iterator[str]:
     """What a bundle is, in words."""
     yield f"{host}: {made.path}"
