@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from opsctl.agent.secret_values import SHORTEST
 from opsctl.errors import Place, UsageError
 from opsctl.secret import Secret, remember, secrets_in
 
@@ -27,10 +28,10 @@ class LateSecret(Secret):
     `at_hand`: to look it up takes no time and asks nobody.
     """
 
-    __slots__ = ("_found", "_lock", "_look_up", "at_hand", "described")
+    __slots__ = ("_found", "_lock", "_look_up", "at_hand", "described", "place")
 
-    def __init__(self, look_up: Callable[[], str], described: str, at_hand: bool) -> None:
-        self._look_up, self.at_hand = look_up, at_hand
+    def __init__(self, look_up: Callable[[], str], described: str, place: Place, at_hand: bool) -> None:
+        self._look_up, self.place, self.at_hand = look_up, place, at_hand
         self._found: str | None = None
         self._lock = threading.Lock()
         self.described = described
@@ -54,11 +55,11 @@ def late_secret(tag: str, words: list[str], place: Place) -> LateSecret:
     folder = Path(place.file).parent
     described = f"{tag} {' '.join(words)}"
     if tag == "!env":
-        return LateSecret(lambda: _from_env(words[0], place), described, True)
+        return LateSecret(lambda: _from_env(words[0], place), described, place, True)
     if tag == "!file":
         path = folder / Path(words[0]).expanduser()
-        return LateSecret(lambda: _from_file(path, place), described, path.is_file())
-    return LateSecret(lambda: _from_command(words, folder, place), described, False)
+        return LateSecret(lambda: _from_file(path, place), described, place, path.is_file())
+    return LateSecret(lambda: _from_command(words, folder, place), described, place, False)
 
 
 def know(*values: Any) -> list[str]:
@@ -71,6 +72,12 @@ def know(*values: Any) -> list[str]:
         with ThreadPoolExecutor(min(8, len(late)), thread_name_prefix="secret") as pool:
             list(pool.map(_had, late))
     return [value for secret in found if (value := _had(secret)) is not None]
+
+
+def too_short(*values: Any) -> list[LateSecret]:
+    """Of the secrets inside `values` that are at hand, those that are too short to be masked."""
+    found = [secret for secret in secrets_in(values) if isinstance(secret, LateSecret) and secret.at_hand]
+    return [secret for secret in found if 0 < len((_had(secret) or "").strip()) < SHORTEST]
 
 
 def know_what_is_at_hand(*values: Any) -> None:

@@ -230,5 +230,5 @@ def _identity_rules(hosts: Iterable[str]) -> Tuple[Rule, ...]:
     names = sorted({h.encode() for h in hosts if len(h) > 2}, key=lambda h: (-len(h), h))
     if not names:
         return IDENTITIES
-    pattern = re.compile(rb"(?<![\w.-])(?P<value>" + b"|".join(re.escape(n) for n in names) + rb")(?![\w-])")
-    return (Rule("host", pattern, ()),) + IDENTITIES
+    source = rb"(?<![\w.-])(?P<value>" + b"|".join(re.escape(n) for n in names) + rb")(?![\w-])"
+    return (Rule("host", source, ()),) + IDENTITIES

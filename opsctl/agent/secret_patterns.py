@@ -11,19 +11,27 @@ the pattern is tried on it.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Pattern, Tuple
+from typing import Optional, Pattern, Tuple
 
 from opsctl.agent.secret_names import KEY
 
 
-class Rule(NamedTuple):
-    """One kind of secret."""
+class Rule:
+    """One kind of secret. keyed: the pattern has a group `key`, which decides with the value."""
 
-    kind: str
-    pattern: Pattern[bytes]
-    hints: Tuple[bytes, ...]
-    prompt: bool = False
-    keyed: bool = False  # the pattern has a group `key`, which decides with the value
+    def __init__(
+        self, kind: str, source: bytes, hints: Tuple[bytes, ...], prompt: bool = False, keyed: bool = False
+    ) -> None:
+        self.kind, self.hints, self.prompt, self.keyed = kind, hints, prompt, keyed
+        self._source = source
+        self._pattern: Optional[Pattern[bytes]] = None
+
+    @property
+    def pattern(self) -> Pattern[bytes]:
+        """Compiled when it is first needed: all of them take a host 30 ms, and most are never tried."""
+        if self._pattern is None:
+            self._pattern = re.compile(self._source)
+        return self._pattern
 
 
 # Where a word begins. Text quoted in a log line has its line ends as \\n, which is no letter of the word behind it.
@@ -34,7 +42,7 @@ def _rule(kind: str, pattern: bytes, *hints: bytes, prompt: bool = False, keyed:
     for boundary in (rb"(?<![A-Za-z0-9])", rb"(?<![A-Za-z0-9_-])", rb"(?<![A-Za-z0-9_])"):
         if pattern.startswith(boundary) or pattern.startswith(b"(?i)" + boundary):
             pattern = pattern.replace(boundary, _BEGIN if boundary.endswith(rb"9])") else _BEGIN + rb"(?<![_-])", 1)
-    return Rule(kind, re.compile(pattern), hints, prompt, keyed)
+    return Rule(kind, pattern, hints, prompt, keyed)
 
 
 # A value: quoted (its quotes may be escaped, as JSON inside a log line has them), or up to the next separator.

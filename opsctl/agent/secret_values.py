@@ -46,8 +46,9 @@ def forms(value: str) -> Set[str]:
 
 def _written(text: str) -> Iterator[str]:
     """As text, with the signs replaced that mean something there."""
-    yield text
-    yield " ".join(text.split())
+    for plain in (text, " ".join(text.split())):
+        yield plain
+        yield "".join(c if c == "\t" or c.isprintable() else repr(c)[1:-1] for c in plain)  # as opsctl shows it
     yield text.replace("\t", "        ")
     yield text.translate(_TERMINAL)
     for written in (json.dumps(text), json.dumps(text, ensure_ascii=False), repr(text), ascii(text)):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from opsctl import modules
 from opsctl.agent.secret_names import holds_secret
+from opsctl.agent.secret_values import SHORTEST
 from opsctl.engine import find, shelltext, usage
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
@@ -17,6 +18,7 @@ from opsctl.errors import OpsctlError, Place
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.modules.contract import Action
 from opsctl.secret import Secret
+from opsctl.secret_sources import too_short
 from opsctl.sglang import command, flags
 from opsctl.text import did_you_mean, nearest
 
@@ -72,6 +74,8 @@ def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Ite
     if inventory is not None:
         yield from _undefined(play, hosts)
         yield from _flags(play, chosen)
+    tasks = [(task.args, task.keys, [values for values, _ in task.variables]) for task in play.all_tasks()]
+    yield from _short(play.keys, tasks, [host.settings for host in chosen])
     yield from _files(play, playbook.path)
 
 
@@ -190,6 +194,13 @@ def _secrets(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         yield from look(task.keys.vars, task.at / "vars", "vars")
 
 
+def _short(*values: Any) -> Iterator[Finding]:
+    """Secrets that cannot be masked; commands are not run to find out."""
+    for secret in dict.fromkeys(too_short(values)):
+        message = f"{secret.described} is shorter than {SHORTEST} characters: it cannot be masked, and may be shown"
+        yield Finding("short", "warning", message, secret.place, "use a longer secret")
+
+
 def _is_secret(key: str, value: str, shapes: Any) -> bool:
     data = value.encode()
     return holds_secret(key, value) or any(
@@ -233,6 +244,7 @@ RULES: tuple[Rule, ...] = (
     Rule("module", "A command does what a module does better.", _commands),
     Rule("undo", "A task cannot be undone in a play that promises rollback.", _undo),
     Rule("secret", "A secret stands in clear.", _secrets),
+    Rule("short", "A secret is too short to be masked."),
     Rule("file", "A local file that a task needs is not there."),
     Rule("flag", "A host's `launch` has a flag that no SGLang takes (needs the inventory)."),
 )

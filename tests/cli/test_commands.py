@@ -506,6 +506,18 @@ def test_lint(project: Project, cli: Cli) -> None:
     assert cli("lint", "play.yaml").code == Exit.DONE
 
 
+def test_lint_tells_secrets_in_clear_and_secrets_too_short_to_mask(
+    project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHORT", "abc")
+    project.write(
+        "hosts: here\nvars:\n  db_pass: hunter2\n  tokenizer: moonshotai/Kimi-K2.5\n  pin: !env SHORT\n"
+        "tasks:\n  - debug: '{{ db_pass }} {{ tokenizer }} {{ pin }}'\n"
+    )
+    found = json.loads(cli("lint", "play.yaml", "--output", "json").out)["findings"]
+    assert [(f["rule"], f["place"]["line"]) for f in found] == [("secret", 3), ("short", 5)]
+
+
 def test_lint_tells_what_is_registered_too_late_and_what_hides_behind_sudo(project: Project, cli: Cli) -> None:
     project.write(
         "hosts: here\ntasks:\n"

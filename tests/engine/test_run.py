@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from opsctl.engine.events import Event, GateChecked, HostEnded, Note, TaskEnded, TaskProgress, TaskStarted, UndoStep
+from opsctl.engine.events import (
+    Event,
+    GateChecked,
+    HostEnded,
+    Note,
+    TaskEnded,
+    TaskProgress,
+    TaskStarted,
+    UndoStep,
+    to_json,
+)
 from opsctl.engine.options import Recorded
 from opsctl.errors import Exit, UsageError
 from tests.engine.world import Project
@@ -232,6 +243,21 @@ tasks:
     assert again.code == Exit.USAGE
     assert "'got' is not defined" in again.of(HostEnded)[-1].message
     assert not (project.out / "two").exists()
+
+
+def test_secrets_are_known_before_the_first_output_used_or_not(project: Project) -> None:
+    """Those of commands, too; one that cannot be had fails no run that does not need it."""
+    (project.folder / "pw").write_text("swordfish-from-a-command\n")
+    project.hosts(
+        "here", extra="defaults: {vars: {unused: !cmd [cat, pw], broken: !cmd ['false'], gone: !env NO_SUCH}}\n"
+    )
+    ran = project.run(f"hosts: here\ntasks:\n  - {{name: says, command: cat {project.folder}/pw}}\n")
+    assert ran.code is Exit.DONE
+    told = json.dumps([to_json(event) for event in ran.events])
+    assert "swordfish" not in told
+    assert "swordfish" not in next(project.folder.glob("state-here/runs/*/log")).read_text()
+    broken = project.run("hosts: here\ntasks:\n  - {name: needs, command: {cmd: 'true', env: {A: '{{ broken }}'}}}\n")
+    assert broken.code is not Exit.DONE
 
 
 def test_asterisks_of_a_host_are_no_secret(project: Project) -> None:
