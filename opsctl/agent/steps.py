@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import calls, durable, loader, runlog, runs
+from opsctl.agent import calls, durable, loader, masking, runlog, runs
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.record import NamedCall, Record, Step, settle_key
 
@@ -85,7 +85,7 @@ def announce(
         raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
     if record.step(seq):
         raise AgentError("exists", "run %s has a step %d already" % (run, seq), run=run)
-    step = {"step": seq, "task": task, "calls": names}
+    step = {"step": seq, "task": masking.data(task), "calls": names}
     apart = runlog.set_apart(run, dict(step, undo=undo, settle=settle)) if undo is not None or settle else None
     runlog.append(run, dict(step, undo=apart, can_undo=undo is not None))
 

@@ -283,7 +283,7 @@ class Desk:
     def _apart(self, path: Path) -> bool:
         """What undo needs, readable by its owner alone: see the security model."""
         inside = path.relative_to(self.folder).parts
-        apart = inside[0] == "state" and ("steps" in inside or "processes" in inside)
+        apart = inside[0] == "state" and not {"steps", "undo", "processes"}.isdisjoint(inside)
         assert not apart or path.stat().st_mode & 0o077 == 0, f"{path} can be read by others"
         return apart
 

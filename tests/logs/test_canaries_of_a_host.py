@@ -63,12 +63,12 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     seen = Wire()
     deliver, write = AgentClient._deliver, AgentClient._write
 
-    def delivered(self: AgentClient, header: dict[str, Any], body: bytes) -> None:
+    def delivered(self: AgentClient, header: dict[str, Any], length: int, body: bytes) -> None:
         opened = body
         if body[:1] == b"\x78":  # zlib
             opened = zlib.decompress(body)
         seen.came.append(json.dumps(header, ensure_ascii=False) + opened.decode("utf-8", "replace"))
-        deliver(self, header, body)
+        deliver(self, header, length, body)
 
     def written(self: AgentClient, data: bytes) -> None:
         seen.went.append(data.decode("utf-8", "replace"))
