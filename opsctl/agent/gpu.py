@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from opsctl.agent import detached, durable, gpuhost, gpulinks, gpupci, gpuproc, smi, statedir
-from opsctl.agent.protocol import Context
+from opsctl.agent.protocol import AgentError, Context
 
 QUICK = 10.0  # seconds for a program that normally answers at once
 LAST_BREATH = 10.0  # seconds that a killed process is given: to free hundreds of GiB takes some
@@ -184,6 +184,13 @@ _RECORDED = {
 def _started_here() -> List[Json]:
     """Our records of what we started in sessions of their own; adopted processes may share theirs with a shell."""
     folder = os.path.join(statedir.base(), "processes")  # looked at only: nothing is made on the host
+    with contextlib.suppress(AgentError):  # where others can write, no record proves anything
+        statedir.demand_safe(folder)
+        return _recorded(folder)
+    return []
+
+
+def _recorded(folder: str) -> List[Json]:
     names = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if os.path.isdir(folder) else []
     found = []
     for name in names:
@@ -191,7 +198,7 @@ def _started_here() -> List[Json]:
             record = durable.read_json(os.path.join(folder, name)) or {}
             if record.get("sid") and "group" not in record:
                 found.append({ours: record[theirs] for ours, theirs in _RECORDED.items()})
-        except (OSError, KeyError):
+        except (OSError, KeyError, AgentError):
             continue  # a damaged record proves nothing: what it was about is judged as foreign
     return found
 

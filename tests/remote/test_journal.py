@@ -7,18 +7,23 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from opsctl.agent import durable, keep
+from opsctl.agent import durable, history, keep
+from opsctl.agent import journal as agent_journal
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Call, Context
 from opsctl.agent.statedir import state_dir
 from opsctl.errors import Locked, RemoteError
 from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
+from tests.campaigns.damages import child
 from tests.conftest import MakeHost
 from tests.remote.steps import RUN, begin, tree, writing
 from tests.sshd import Sshd, eventually
@@ -208,6 +213,131 @@ def test_old_runs_are_removed_when_one_ends(host: RemoteHost, tmp_path: Path) ->
         host.call(begin(run))
         host.call(Call("journal.finish", {"run": run, "outcome": "done", "keep": 2}))
     assert [one["run"] for one in host.call(Call("history.list")).result["runs"]] == ["three", "two"]
+
+
+def test_what_may_still_be_needed_is_not_pruned(host: RemoteHost, tmp_path: Path) -> None:
+    host.call(begin("stopped"))
+    host.call(writing(tmp_path / "a", b"x", 1, "stopped"))
+    host.call(Call("journal.finish", {"run": "stopped", "outcome": "failed"}))
+    for run in ("one", "two"):
+        host.call(begin(run))
+        host.call(Call("journal.finish", {"run": run, "outcome": "done", "keep": 1}))
+    assert [one["run"] for one in host.call(Call("history.list")).result["runs"]] == ["two", "stopped"]
+    assert host.call(Call("journal.rollback", {"run": "stopped"})).result["outcome"] == "rolled-back"
+
+
+def test_the_order_of_runs_does_not_hang_on_the_clock(tmp_path: Path) -> None:
+    def begun(run: str, at: float) -> None:
+        time.time = lambda: at  # in a process of its own
+        agent_journal.begin(Context(), run, {})
+        agent_journal.finish(Context(), run, "done", keep=2)
+
+    for run, at in (("b", 3e9), ("c", 2e9), ("a", 1e9)):  # the clock goes backwards
+        child(tmp_path, partial(begun, run, at))
+    told = child(tmp_path, lambda: history.newest(Context()))
+    assert told is not None
+    assert [one["run"] for one in told["runs"]] == ["a", "c"], "the newest first, and the oldest pruned"
+
+
+FORMAT_1 = REPOSITORY / "tests/data/journal/format-1.json"  # written by the last opsctl that had it
+
+
+def planted(top: Path, change: Callable[[dict[str, str]], object] = lambda kept: None) -> tuple[Path, str]:
+    """A box as a run has left it, and the journal of the run in format 1, in a state folder."""
+    box, run = top / "box", "20260101-120000-aaaa"
+    box.mkdir()
+    (box / "new").write_bytes(b"new\n")
+    (box / "old").write_bytes(b"after\n")
+    for name in ("new", "old"):
+        (box / name).chmod(0o600)
+    folder = top / "state/runs" / run
+    kept = json.loads(FORMAT_1.read_text())
+    change(kept)
+    for part in (top / "state", top / "state/runs", folder, *(folder / name for name in kept if name.endswith("/"))):
+        part.mkdir(mode=0o700)
+    ids = {"@BOX@": str(box), "@UID@": str(os.getuid()), "@GID@": str(os.getgid())}
+    for name, text in kept.items():
+        if text is not None:
+            for word, value in ids.items():
+                text = text.replace(word, value)
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o644 if name == "steps/2/it" else 0o600)
+    return box, run
+
+
+def test_a_journal_of_the_format_before_is_taken_back(tmp_path: Path) -> None:
+    box, run = planted(tmp_path)
+    for _ in range(2):
+        report = child(tmp_path, lambda: agent_journal.rollback(Context(), run))
+        assert report is not None
+        assert (report["outcome"], report["damage"]) == ("rolled-back", [])
+        assert tree(box) == {"old": b"before\n", "settled": b""}
+
+
+@pytest.mark.parametrize("what", ["a step", "what a step kept", "the log"])
+def test_a_damaged_journal_of_the_format_before_is_not_said_to_be_undone(what: str, tmp_path: Path) -> None:
+    def change(kept: dict[str, str]) -> None:
+        lines = kept["log"].splitlines(keepends=True)
+        if what == "a step":
+            kept["log"] = "".join(line for line in lines if '"step":2' not in line)
+        elif what == "the log":
+            kept["log"] = ""
+        else:
+            for name in [name for name in kept if name.startswith("steps/2/")]:
+                del kept[name]
+
+    box, run = planted(tmp_path, change)
+    report = child(tmp_path, lambda: agent_journal.rollback(Context(), run))
+    assert report is not None
+    assert (report["outcome"], bool(report["damage"])) == ("rolled-back-partly", True)
+    assert [step["status"] for step in report["steps"] if step["seq"] == 2] in ([], ["failed"])
+    assert ((box / "new").exists(), (box / "old").read_bytes()) == (what == "the log", b"after\n")
+
+
+def test_a_journal_of_a_later_format_is_refused_with_the_version_that_reads_it(tmp_path: Path) -> None:
+    def later() -> None:
+        agent_journal.begin(Context(), RUN, {"version": "7.1"})
+        log = tmp_path / "state/runs" / RUN / "log"
+        line = json.loads(log.read_bytes().split(b"\n")[0])
+        line.pop("sum")
+        log.write_bytes(durable.pack(dict(line, format=3)))
+
+    def refused() -> str:
+        assert [one["state"] for one in history.newest(Context())["runs"]] == ["unreadable"]
+        with pytest.raises(AgentError) as caught:
+            agent_journal.rollback(Context(), RUN)
+        return caught.value.message
+
+    child(tmp_path, later)
+    assert "format 3, and this opsctl reads up to 2: use opsctl 7.1 or later" in str(child(tmp_path, refused))
+
+
+def test_what_an_undo_needs_lies_apart_from_the_log_and_goes_when_nothing_is_left(
+    host: RemoteHost, state: Path, tmp_path: Path
+) -> None:
+    """What an undo needs lies in files of its own, 0600, and is removed as soon as the run can no longer be undone."""
+    word = "k3y-of-the-undo"
+    path = tmp_path / "a"
+    path.write_text(word)
+    do = Call("files.write", {"path": str(path), "keep": "it"}, b"x")
+    undo = [Call("files.restore", {"path": str(path), "keep": "it"}), Call("proc.run", {"argv": ["true", word]})]
+    settle = [Call("proc.run", {"argv": ["true", "settling", word]})]
+    host.call(begin())
+    host.call(journal.apply(RUN, 1, "write", [do], undo, settle))
+    host.call(Call("journal.checkpoint", {"run": RUN, "data": {"registered": {"it": word}}}))
+    folder = state / "runs" / RUN
+    assert holding(folder, word) == {"undo", "steps/1/it", "checkpoint.json"}
+    assert {oct((folder / name).stat().st_mode & 0o777) for name in ("undo", "checkpoint.json")} == {"0o600"}
+    told = [host.call(call).result for call in (Call("history.list"), Call("history.show", {"run": RUN}))]
+    assert word not in json.dumps(told)
+    host.call(Call("journal.rollback", {"run": RUN}))
+    assert holding(folder, word) == set()
+
+
+def holding(folder: Path, word: str) -> set[str]:
+    """The files that have this word in them."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in files if word.encode() in path.read_bytes()}
 
 
 def test_a_run_that_failed_can_be_gone_on_with_and_one_that_is_done_cannot(make_host: MakeHost, tmp_path: Path) -> None:
