@@ -23,7 +23,7 @@ DEPTH = 64  # levels of JSON: what servers and hubs tell has less than 10
 FRAME = 16 << 20  # bytes of the header of a frame with an error or progress: all output that a call keeps is 2 MiB
 MESSAGE = 4000  # characters of what a host says went wrong
 NEWS = 64 << 20  # bytes of progress that came and nobody has taken
-STORY = 256 << 20  # bytes of the headers of all progress of a call: a day of five a second is a sixth of it
+STORY = 64 << 20  # bytes of the headers of all progress of a call: a day of five a second is 43 MB
 NEEDS = 256  # modules that an agent asks for: there are less than 100
 DIGITS = 20  # of a whole number: a counter of 64 bits has so many
 

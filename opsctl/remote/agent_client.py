@@ -39,7 +39,7 @@ class Pending:
     outcome: Reply | OpsctlError | None = None
     news: list[tuple[Any, bytes, int]] = field(default_factory=list)  # progress not yet handed on, and its size
     waiting: int = 0  # bytes of news
-    told: int = 0  # bytes of the headers of all progress so far
+    told: int = 0  # bytes of the headers of all progress so far, and of bodies that nobody wants
 
     def wait(self, timeout: float | None = None) -> Reply:
         """The reply. Raises RemoteError (kind timeout after `timeout` seconds), Locked, Unreachable."""
@@ -329,7 +329,7 @@ class AgentClient:
 
     @staticmethod
     def _note(pending: Pending, data: Any, body: bytes, length: int) -> None:
-        pending.told += length
+        pending.told += length if pending.on_progress else length + len(body)
         if pending.told > limits.STORY:
             raise ProtocolError(f"more than {size(limits.STORY)} of progress of {pending.call.name}")
         if pending.on_progress is None:
