@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import pwd
 import subprocess
 import sys
 import time
@@ -124,7 +125,7 @@ def test_a_server_started_by_hand_is_taken_over_and_given_back(
     assert launch["speculative-draft-model-path"] == str(practice.drafter("good"))
     assert "a server that opsctl did not start holds port" in run("server", "restart").stdout
     told = run("server", "restart", "--adopt", "--check").stdout
-    assert f"stop pid {by_hand} of root, since " in told
+    assert f"stop pid {by_hand} of {pwd.getpwuid(os.getuid()).pw_name}, since " in told
     restarted = run("server", "restart", "--adopt")
     assert restarted.returncode == Exit.DONE, restarted.stdout + restarted.stderr
     assert not Path(f"/proc/{by_hand}/exe").exists()
