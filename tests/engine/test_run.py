@@ -22,6 +22,7 @@ from opsctl.engine.events import (
 )
 from opsctl.engine.options import Recorded
 from opsctl.errors import Exit, UsageError
+from tests.drafter.build import Raw, write_safetensors
 from tests.engine.world import Project
 
 BASIC = """\
@@ -629,3 +630,32 @@ def test_a_variable_with_a_default_may_be_given(project: Project) -> None:
     assert (project.out / "given").is_dir()
     with pytest.raises(UsageError, match="has such a variable"):
         project.run(play, e=("foldr=given",))
+
+
+def test_old_releases_are_pruned_once_the_gates_hold_and_not_before(project: Project) -> None:
+    play = """\
+hosts: here
+on_failure: rollback
+params: {drafter: {}, good: {type: bool}}
+tasks:
+  - {name: stage, drafter_stage: {path: "{{ drafter }}", name: d, releases: OUT/releases, keep: 0}}
+gates:
+  - {name: gate, that: good}
+"""
+    for name in ("one", "two"):
+        (project.folder / name).mkdir()
+        write_safetensors(
+            project.folder / name / "model.safetensors", {"fc.weight": Raw("U8", [4], name.encode() + b"x")}
+        )
+
+    def releases() -> list[str]:
+        folder = project.out / "releases/d"
+        return sorted(
+            (folder / entry / "model.safetensors").read_bytes()[-4:-1].decode() for entry in os.listdir(folder)
+        )
+
+    assert project.run(play, e=(f"drafter={project.folder}/one", "good=true")).code == Exit.DONE
+    assert project.run(e=(f"drafter={project.folder}/two", "good=false")).code == Exit.ROLLED_BACK
+    assert releases() == ["one"]
+    assert project.run(e=(f"drafter={project.folder}/two", "good=true")).code == Exit.DONE
+    assert releases() == ["two"]

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from opsctl.agent.protocol import Call
-from opsctl.engine import hostlock
+from opsctl.engine import hostlock, journal
 from opsctl.engine.connections import Connections
 from opsctl.engine.options import Options
 from opsctl.engine.run import execute, plan
+from opsctl.engine.undo import looked_up, undo_all
 from opsctl.errors import AuthFailed, Exit
 from opsctl.inventory import load
 from opsctl.remote.host import RemoteHost, connect
@@ -93,22 +94,53 @@ def test_with_a_password(login: Callable[..., RemoteHost]) -> None:
     assert PASSWORD not in seen
 
 
-def test_operators_who_become_root_exclude_each_other_whoever_they_log_in_as(
-    server: Sshd, login: Callable[..., RemoteHost], tmp_path: Path
-) -> None:
-    ann, lock = login("opsctl-asked", become_password=Secret(PASSWORD)), f"test_{os.getpid()}"  # of nobody else's root
-    holder = {"who": "ann", "run": "r1"}
+Play = Callable[[str], Exit]
+
+
+@pytest.fixture
+def play(server: Sshd, tmp_path: Path) -> Play:
+    """Runs a playbook on the server, as `opsctl-free`."""
     (tmp_path / "inventory.yaml").write_text(
         f"hosts: {{box: {{address: 127.0.0.1, port: {server.port}, user: opsctl-free, ssh_config: none, "
         f"key: {server.key_file}, known_hosts: [{server.known_hosts}]}}}}\n"
     )
 
-    def changes(become: str) -> Exit:
-        play = f"hosts: box\nlock: {lock}\ntasks: [{{shell: 'true', become: {become}}}]\n"
-        (tmp_path / "play.yaml").write_text(play)
+    def run(text: str) -> Exit:
+        (tmp_path / "play.yaml").write_text(text)
         chosen = Options(playbook=str(tmp_path / "play.yaml"), inventory=str(tmp_path / "inventory.yaml"))
         planned, stop = plan(chosen, load(chosen.inventory)), threading.Event()
         return execute(planned, chosen, lambda event: None, stop, lambda question: False, Connections(stop.is_set))
+
+    return run
+
+
+def test_a_run_is_undone_in_the_journals_of_all_users_that_its_tasks_became(
+    play: Play, login: Callable[..., RemoteHost]
+) -> None:
+    folder, host = Path(tempfile.mkdtemp(dir="/var/tmp")), login("opsctl-free")
+    folder.chmod(0o1777)
+    try:
+        done = play(
+            f"hosts: box\non_failure: rollback\nlock: test_{os.getpid()}\ntasks:\n  - copy: {{dest: {folder}/own, content: x}}\n"
+            f"  - {{copy: {{dest: {folder}/roots, content: x}}, become: true}}\n"
+            f"  - {{copy: {{dest: {folder}/late, content: x}}, become: true, supervise: {{confirm_within: 60s}}}}\n"
+        )
+        assert (done, sorted(os.listdir(folder))) == (Exit.DONE, ["late", "own", "roots"])
+        run = journal.past_runs(host.call(journal.list_runs(1)))[0].run
+        report = undo_all(looked_up(host, run), print)
+        assert (report.whole, len(report.steps), os.listdir(folder)) == (True, 3, [])
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_operators_who_become_root_exclude_each_other_whoever_they_log_in_as(
+    play: Play, login: Callable[..., RemoteHost]
+) -> None:
+    ann, lock = login("opsctl-asked", become_password=Secret(PASSWORD)), f"test_{os.getpid()}"  # of nobody else's root
+    holder = {"who": "ann", "run": "r1"}
+
+    def changes(become: str) -> Exit:
+        return play(f"hosts: box\nlock: {lock}\ntasks: [{{shell: 'true', become: {become}}}]\n")
 
     ann.call(hostlock.take(holder, "t1", 0.0, lock), timeout=30)
     assert (changes("false"), changes("true")) == (Exit.DONE, Exit.DONE)  # ann changes nothing but what is her own
