@@ -89,15 +89,17 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
             from opsctl.engine.run import execute, plan
             from opsctl.inventory import load
 
-            inventory = load(options.inventory)
+            with _noted(options):
+                inventory = load(options.inventory)
             if sudo_password is not None:
                 inventory = inventory.with_become_password(sudo_password)
-            planned = plan(options, inventory)
+            with _noted(options):
+                planned = plan(options, inventory)
             files = [*planned.files, *([inventory.file] if inventory.file else [])]
             begun.remember(files, [host.connection() for host in planned.first], options.at_once)
             code = Exit.DONE
             try:
-                with views(showing, check=options.check) as emit:
+                with views(showing, check=options.check) as emit, _noted(options):
                     code = execute(planned, options, emit, stop, ask, connections)
             except OSError:
                 if code is Exit.DONE:  # else how the run ended matters more than that some of it was not shown
@@ -109,6 +111,21 @@ def play(options: Options, showing: Showing, sudo_password: Secret | None = None
             raise
         finally:
             connections.close()
+
+
+@contextmanager
+def _noted(options: Options) -> Iterator[None]:
+    """Note a run that is refused before it begins, so that `opsctl rollback` does not take the one before for it."""
+    from opsctl.inventory.load import find, known_as
+
+    try:
+        yield
+    except UsageError:
+        if not options.check:
+            from opsctl.report.record import note_refused
+
+            note_refused(known_as(find(options.inventory)))
+        raise
 
 
 def ask(question: str) -> bool:

@@ -103,7 +103,7 @@ def _wanted(word: str, inventory: str | None, pattern: str | None, *, yes: bool)
     from opsctl.engine.hostlock import holder
     from opsctl.engine.undo import newest
     from opsctl.inventory.load import find, known_as
-    from opsctl.report.record import known_of, matching, names, read
+    from opsctl.report.record import known_of, matching, names, read, refused_since
 
     project = known_as(find(inventory))
     if word != LAST and len(matching(word)) == 1:
@@ -132,6 +132,11 @@ def _wanted(word: str, inventory: str | None, pattern: str | None, *, yes: bool)
         failed = [done for done in looked if done.error]
         if failed and run not in ours:
             raise failed[0].error or AssertionError
+        if refused_since(ours[0] if ours else None, project) and (not run or run in ours):
+            known_as_last = f"opsctl rollback {run} undoes the one before" if run else None
+            raise UsageError(
+                "the last run here was refused before it began: there is nothing to undo", hint=known_as_last
+            )
         if not run:
             raise UsageError("there is no run to roll back", hint="opsctl history --host HOST lists those of a host")
         tell_errors(failed)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,6 +98,30 @@ def note_undone(run: str, host: str) -> None:
                 file.write(f"{host}\n")
     except OSError:
         return  # as of a record
+
+
+def note_refused(inventory: str | None) -> None:
+    """Note that a run of the project was refused before it began: then the newest run is not the last one asked for."""
+    try:
+        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = _refusals() | {inventory or "": datetime.now(UTC).isoformat(timespec="microseconds")}
+        (folder() / "refused.json").write_text(json.dumps(told), encoding="utf-8")
+    except OSError:
+        return  # as of a record
+
+
+def refused_since(run: str | None, inventory: str | None) -> bool:
+    """Whether a run of the project was refused after `run` (None: at all) began."""
+    began = str(_head(run).get("started", "")) if run else ""
+    return _refusals().get(inventory or "", "") > began
+
+
+def _refusals() -> dict[str, str]:
+    try:
+        told = json.loads((folder() / "refused.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
 
 
 def undone(run: str) -> set[str]:

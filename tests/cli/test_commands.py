@@ -173,6 +173,21 @@ def test_rollback_after_a_run_that_changed_nothing_undoes_nothing_else(project: 
     assert (project.out / "a").exists()
 
 
+def test_rollback_after_a_run_that_was_refused_undoes_nothing_else(project: Project, cli: Cli) -> None:
+    """As in CI: opsctl run ... || opsctl rollback --yes."""
+    project.write(PLAY)
+    cli("run", "play.yaml")
+    run = json.loads(cli("history", "--json").out)["runs"][0]["run"]
+    assert cli("run", "play.yaml", "--tags", "nothing_of_that_name").code == Exit.USAGE
+    said = cli("rollback", "--yes")
+    assert (said.code, f"opsctl rollback {run} undoes the one before" in said.err) == (Exit.USAGE, True)
+    assert (project.out / "a").exists()
+    cli("run", "play.yaml")
+    assert cli("rollback", "--yes").code == Exit.DONE  # of a run that has begun since, and changed nothing
+    assert cli("rollback", run, "--yes").code == Exit.DONE
+    assert not (project.out / "a").exists()
+
+
 def test_rollback_means_the_newest_run_on_its_own_hosts_alone(project: Project, cli: Cli) -> None:
     project.hosts("a", "b")
     project.write("hosts: all\ntasks:\n  - {name: it, copy: {dest: 'OUT/{{ inventory_hostname }}', content: x}}\n")
@@ -385,6 +400,7 @@ def test_a_run_that_nobody_knows_is_an_error_and_records_nothing(project: Projec
     project.write(PLAY)
     cli("run", "play.yaml")
     run = json.loads(cli("history", "--json").out)["runs"][0]["run"]
+    cli("run", "play.yaml", "--tags", "x")  # notes that a run was refused, as those below do
     wrong, files = run[:-1] + "x", sorted(path.name for path in project.folder.rglob("*"))
     asked = (
         ["run", "play.yaml", "--resume", wrong], ["rollback", wrong, "--yes"], ["show", wrong], ["report", wrong],

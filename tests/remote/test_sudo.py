@@ -121,7 +121,8 @@ def test_a_run_is_undone_in_the_journals_of_all_users_that_its_tasks_became(
     folder.chmod(0o1777)
     try:
         done = play(
-            f"hosts: box\non_failure: rollback\nlock: test_{os.getpid()}\ntasks:\n  - copy: {{dest: {folder}/own, content: x}}\n"
+            f"hosts: box\non_failure: rollback\nlock: test_{os.getpid()}\ntasks:\n"
+            f"  - copy: {{dest: {folder}/own, content: x}}\n"
             f"  - {{copy: {{dest: {folder}/roots, content: x}}, become: true}}\n"
             f"  - {{copy: {{dest: {folder}/late, content: x}}, become: true, supervise: {{confirm_within: 60s}}}}\n"
         )
