@@ -6,12 +6,11 @@ A pipe that nobody writes to, or a device, would keep the program for ever. What
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
-
-from opsctl.errors import UsageError
 
 _NAMES = {
     stat.S_IFDIR: "a folder",
@@ -22,39 +21,48 @@ _NAMES = {
 }
 
 
-def opened(path: Path) -> BufferedReader:
-    """A regular file, or a pipe that was handed over, to be read. Raises UsageError for anything else."""
+def opened(path: Path, *, piped: bool = False) -> BufferedReader:
+    """A regular file, or with `piped` a pipe that was handed over, to be read.
+
+    Raises OSError; its `strerror` says what the thing is where it is no file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        what = "a socket" if path.is_socket() else error.strerror
-        raise UsageError(f"{path}: {what}", hint=None if what == error.strerror else "a file is expected") from None
+        if error.errno == errno.ENXIO:
+            raise _no_file(path, stat.S_IFSOCK) from None
+        raise
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
-    if kind != stat.S_IFREG and not (kind == stat.S_IFIFO and _handed_over(path)):
+    if kind != stat.S_IFREG and not (piped and kind == stat.S_IFIFO and _handed_over(path)):
         os.close(fd)
-        raise UsageError(f"{path}: {_NAMES.get(kind, 'no file')}, not a file", hint="a file is expected")
+        raise _no_file(path, kind)
     os.set_blocking(fd, True)
     return os.fdopen(fd, "rb")
 
 
-def read(path: Path) -> bytes:
-    """All of it. Raises UsageError."""
-    with opened(path) as stream:
+def read(path: Path, *, piped: bool = False) -> bytes:
+    """All of it. Raises OSError."""
+    with opened(path, piped=piped) as stream:
         return stream.read()
 
 
-def read_text(path: Path) -> str:
-    """All of it, as UTF-8. Raises UsageError, UnicodeDecodeError."""
-    return read(path).decode("utf-8")
+def read_text(path: Path, *, piped: bool = False) -> str:
+    """All of it, as UTF-8. Raises OSError, UnicodeDecodeError."""
+    return read(path, piped=piped).decode("utf-8")
 
 
 def demand_file(path: Path) -> None:
-    """Raise UsageError unless it is a regular file that can be read."""
+    """Raise OSError unless it is a regular file that can be read."""
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind != stat.S_IFREG:
-        raise UsageError(f"{path}: {_NAMES.get(kind, 'no file')}, not a file", hint="a file is expected")
+        raise _no_file(path, kind)
     if not os.access(path, os.R_OK):
-        raise UsageError(f"{path}: it cannot be read", hint="look at its permissions")
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def _no_file(path: Path, kind: int) -> OSError:
+    what = f"it is {_NAMES.get(kind, 'something else')}, not a file"
+    return OSError(errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL, what, str(path))
 
 
 def _handed_over(path: Path) -> bool:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from opsctl.agent.source import PREFIXES
 from opsctl.errors import UsageError
+from opsctl.localfiles import read as read_bytes
 from opsctl.schema_errors import validate
 from opsctl.sglang.patches.own import EndState, Wanted, function_in
 from opsctl.yaml_source import read_yaml
@@ -103,8 +104,15 @@ def _state(path: Path) -> EndState:
     return EndState(path.stem, found.reason, inside, found.class_name, tuple(wanted))
 
 
+def _bytes(path: Path) -> bytes:
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
 def _diff(path: Path) -> Diff:
-    text = path.read_bytes()
+    text = _bytes(path)
     if len(text) > _MOST or not _OF_A_DIFF.search(text):
         raise UsageError(f"{path} is not a unified diff", hint="make it with git diff")
     return Diff(path.stem, text)

@@ -16,6 +16,7 @@ from typing import Any
 
 from opsctl.agent.secret_values import SHORTEST
 from opsctl.errors import Place, UsageError
+from opsctl.localfiles import read_text
 from opsctl.secret import Secret, remember, secrets_in
 
 _COMMAND_TIMEOUT = 60.0  # seconds; a password manager may have to ask its user
@@ -105,7 +106,7 @@ def _from_env(name: str, place: Place) -> str:
 
 def _from_file(path: Path, place: Place) -> str:
     try:
-        return path.read_text(encoding="utf-8").rstrip("\n")
+        return read_text(path, piped=True).rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"the secret file {path} cannot be read: {reason}", where=place) from None

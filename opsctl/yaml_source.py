@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from opsctl.errors import Place, UsageError
+from opsctl.localfiles import read
 from opsctl.secret_sources import TAGS, late_secret
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_words import Word
@@ -74,7 +75,7 @@ class Source:
 def read_yaml(path: Path, shown: str | None = None) -> Source:
     """The YAML file at `path`. Raises UsageError with the place of what is wrong."""
     try:
-        text = path.read_bytes()
+        text = read(path, piped=True)
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, expected a YAML file") from None
     except OSError as error:

@@ -8,7 +8,8 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, Optional
 
-from opsctl.agent.protocol import Context
+from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.regular import opened, whole
 
 # Where people put things, nearest first; `~` is the home of whoever we are here.
 USUAL = ["~", "~/src", "/root", "/home/*", "/opt", "/srv", "/workspace", "/sgl-workspace", "/data", "/models", "/mnt/*"]
@@ -77,10 +78,10 @@ def _models(places: List[str]) -> List[Dict[str, str]]:
 
 def _architecture(path: str) -> Optional[str]:
     try:
-        with open(path, "rb") as stream:
-            config = json.loads(stream.read(_CONFIG_LIMIT))
+        with opened(path) as stream:
+            config = json.loads(whole(stream, _CONFIG_LIMIT))
         first = config["architectures"][0]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, AgentError, ValueError, LookupError, TypeError):
         return None
     return first if isinstance(first, str) else None
 
@@ -98,9 +99,9 @@ def _services(folders: List[str]) -> List[Dict[str, Any]]:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read(_CONFIG_LIMIT).replace("\\\n", " ")
-    except OSError:
+        with opened(path) as stream:
+            return whole(stream, _CONFIG_LIMIT).decode("utf-8", "replace").replace("\\\n", " ")
+    except (OSError, AgentError):
         return ""
 
 

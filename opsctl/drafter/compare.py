@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from opsctl.agent.protocol import AgentError, Call
@@ -12,6 +13,7 @@ from opsctl.drafter.case import Case, Serving, converted_name
 from opsctl.drafter.folder import Folder, Reader, Tensor, here
 from opsctl.drafter.vocab_map import Kind, fingerprint
 from opsctl.errors import Conflict, Unreadable, UsageError
+from opsctl.localfiles import opened
 from opsctl.text import one_line, printable
 
 MAX_TABLE = 64 << 20
@@ -123,7 +125,7 @@ def _counts(c: Comparison) -> str:
 def read_table(path: str) -> dict[str, int]:
     """A JSON object of names or token ids to whole numbers. Raises UsageError, Unreadable."""
     try:
-        with open(path, "rb") as file:
+        with opened(Path(path), piped=True) as file:
             data = file.read(MAX_TABLE + 1)
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=path) from None

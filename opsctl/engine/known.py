@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from opsctl import __version__
+from opsctl.localfiles import read
 from opsctl.remote.spec import ConnectionSpec, Timeouts
 
 _MOST_NOTES = 200
@@ -82,4 +83,4 @@ def _note(words: Sequence[str]) -> Path:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read(path)).hexdigest()

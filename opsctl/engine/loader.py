@@ -15,6 +15,7 @@ from opsctl.engine.model import FOREIGN, BlockKeys, IncludeKeys, PlayKeys, TaskK
 from opsctl.engine.tasks import Block, Node, Play, Playbook, Task, walk
 from opsctl.engine.templating import At, holds_template
 from opsctl.errors import UsageError
+from opsctl.localfiles import read
 from opsctl.schema_errors import problems, validate
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import Source, parse_yaml
@@ -53,7 +54,7 @@ class _Loader:
 
     def _read(self, path: Path, included_at: At | None) -> Source:
         try:
-            text = path.read_bytes()
+            text = read(path, piped=True)
         except OSError as error:
             what = "is a folder, expected a file" if isinstance(error, IsADirectoryError) else error.strerror
             where = included_at.place if included_at else None

@@ -14,6 +14,7 @@ from opsctl.engine.loader import raw_fields
 from opsctl.engine.tasks import Play, Task
 from opsctl.engine.templating import At
 from opsctl.errors import UsageError
+from opsctl.localfiles import read_text
 
 # Variables that the engine itself provides.
 RUN_TIME = (
@@ -128,7 +129,7 @@ def _template_file(task: Task, playbook: Path) -> str | None:
     if task.module != "template" or not isinstance(src, str) or templating.is_template(src):
         return None
     try:
-        return find.file("templates", src, playbook).read_text(encoding="utf-8")
+        return read_text(find.file("templates", src, playbook))
     except (UsageError, OSError, UnicodeDecodeError):
         return None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opsctl.errors import Unreadable, UsageError
+from opsctl.localfiles import opened
 
 MAX_BYTES = 64 << 20
 MAX_MEMBERS = 2000
@@ -46,7 +47,7 @@ def members(paths: Iterable[Path]) -> Iterator[Member]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with opened(path, piped=True) as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error

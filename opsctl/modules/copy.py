@@ -100,7 +100,10 @@ def _source(args: CopyArgs, site: Site) -> Path | Tree | None:
     path = site.find("files", args.src)
     if path.is_dir():
         return Tree.of(path, args.local_follow)
-    demand_file(path)
+    try:
+        demand_file(path)
+    except OSError as error:
+        raise UsageError(f"cannot copy {path}: {error.strerror}") from None
     return path
 
 
@@ -165,10 +168,9 @@ class Tree:
                         visit(path, here)
                     else:
                         demand_file(path)
-                except UsageError as error:
-                    wrong.append(error.message)
                 except OSError as error:
-                    what = f"a link to nothing ({os.readlink(path)})" if path.is_symlink() else error.strerror
+                    gone = path.is_symlink() and isinstance(error, FileNotFoundError)
+                    what = f"a link to nothing ({os.readlink(path)})" if gone else error.strerror
                     wrong.append(f"{path}: {what}")
 
         visit(top, frozenset())

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from opsctl.agent.readiness import STALL_SECONDS
 from opsctl.agent.serverargv import DEFAULT_PORT
 from opsctl.errors import UsageError
+from opsctl.localfiles import read_text
 from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Text, reveal
 from opsctl.schema_types import Duration
@@ -213,6 +214,8 @@ def _render(site: Site, template: str, **values: Any) -> str:
     )
     environment.filters["quote"] = shlex.quote
     try:
-        return environment.from_string(path.read_text(encoding="utf-8")).render(values)
+        return environment.from_string(read_text(path)).render(values)
+    except OSError as error:
+        raise UsageError(f"cannot read the template {path}: {error.strerror}") from None
     except TemplateError as error:
         raise UsageError(f"template error: {error.message}", where=str(path)) from None

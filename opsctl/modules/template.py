@@ -8,6 +8,7 @@ from pydantic import Field
 
 from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import UsageError
+from opsctl.localfiles import read_text
 from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.fields import HostPath
@@ -45,7 +46,9 @@ class Template(Module[TemplateArgs]):
 def _rendered(args: TemplateArgs, site: Site) -> str:
     path = site.find("templates", args.src)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
+    except OSError as error:
+        raise UsageError(f"cannot read the template {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"template {path} is not UTF-8 text", hint="use `copy` for binary files") from None
     return site.render(text, str(path))

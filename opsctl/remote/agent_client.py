@@ -142,7 +142,7 @@ class AgentClient:
     def _write_range(self, path: str, start: int, count: int) -> None:
         """One file is open at a time: there may be more of them than a process may have open."""
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise _unreadable(path, error.strerror or str(error)) from None
         try:

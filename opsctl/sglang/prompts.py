@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from opsctl.errors import Place, UsageError
+from opsctl.localfiles import read_text
 from opsctl.schema_errors import plainly
 from opsctl.text import did_you_mean
 
@@ -63,7 +64,7 @@ def built_in() -> list[ProbePrompt]:
 def read_prompts(path: Path) -> list[ProbePrompt]:
     """The prompts in a JSONL file. Raises UsageError with file and line."""
     try:
-        data = path.read_text(encoding="utf-8")
+        data = read_text(path, piped=True)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the prompts: {error}", where=str(path)) from None
     found = _rows(data, str(path))

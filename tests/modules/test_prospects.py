@@ -155,7 +155,12 @@ def test_all_of_a_folder_that_cannot_be_copied_is_told_before_anything_is_sent(t
     args = copy.args.model_validate({"src": "tree", "dest": "/x"})
     with pytest.raises(UsageError) as caught:
         copy.observe(args, site(project=tmp_path))
-    for told in ("dangling: a link to nothing (nowhere)", "fifo: a pipe", "sock: a socket", "loop: a link to a folder"):
+    for told in (
+        "dangling: a link to nothing (nowhere)",
+        "fifo: it is a pipe",
+        "sock: it is a socket",
+        "loop: a link to a folder",
+    ):
         assert told in caught.value.message
     for name in ("fifo", "sock"):
         (source / name).unlink()
