@@ -172,9 +172,8 @@ def remove(call: Context, path: str, expect: Optional[fs.State] = None, keep: Op
         if before["kind"] == "absent" and not expect:
             return before
         fs.demand(path, before, expect)
-        if at:
-            trash.discard(call, at, before, keep)
-        return dict(fs.ABSENT)
+        said = trash.discard(call, at, before, keep) if at else []
+        return dict(fs.ABSENT, warning="; ".join(said)) if said else dict(fs.ABSENT)
 
 
 def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import pwd
 import stat as st
-from typing import Any, BinaryIO, Dict, Iterable, Optional, Union
+from typing import Any, BinaryIO, Dict, Iterable, List, Optional, Union
 
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.regular import opened
@@ -26,6 +26,7 @@ CHUNK = 1 << 20
 SHAPE = ("kind", "sha256", "target")  # what a path is
 ATTRIBUTES = ("mode", "uid", "gid")  # changed one by one, so a change cut half way leaves a mixture
 _CAPABILITY = "security.capability"
+_LABELS = ("security.selinux", "security.ima", "security.evm")  # the system gives each file its own
 ABSENT: State = {"kind": "absent"}
 
 
@@ -166,8 +167,8 @@ def hidden(name: str, seed: str) -> str:
     return ".%s.opsctl-%s" % (kept, hashlib.sha256(os.fsencode(seed)).hexdigest()[:12])
 
 
-def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> None:
-    """Extended attributes (ACLs, SELinux labels, capabilities) as far as the file system and our rights go.
+def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> List[str]:
+    """Extended attributes (ACLs, labels, capabilities) as far as the file system and our rights go; gives the others.
 
     Both are descriptors, or paths of such in /proc. To be done after the owner is set, which drops capabilities, and
     before the mode, which an ACL changes.
@@ -175,13 +176,17 @@ def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> None:
     try:
         names = os.listxattr(source)
     except OSError:
-        return
+        return []
+    left = []
     for name in names:
         try:
             os.setxattr(target, name, os.getxattr(source, name))
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EACCES, errno.ENODATA, errno.EINVAL):
                 raise
+            if name not in _LABELS:
+                left.append(name)
+    return left
 
 
 def user(uid: int) -> str:

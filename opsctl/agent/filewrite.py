@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, List, Optional, Union
 
 from opsctl.agent import filestate as fs
 from opsctl.agent import trash
@@ -34,14 +34,15 @@ def replace(
     bare = before if before["kind"] == "file" else {"mode": 0o644, "uid": os.geteuid(), "gid": -1}
     after = dressed(bare, mode, uid, gid)
     names = at.stat().st_nlink if before["kind"] == "file" else 1
+    said = []  # type: List[str]
     if keep is not None and before["kind"] == "file":
-        trash.image(at, place(call, keep), shared=temporary is not None)
+        said += trash.image(at, place(call, keep), shared=temporary is not None)
     if temporary is None:
         return _in_place(call, at, call.body, before, after, keep)
     fd = temporary.open(os.O_RDWR | os.O_NONBLOCK)
     try:
         try:
-            _dress_new(fd, at, before, after)
+            lost = _dress_new(fd, at, before, after)
         except PermissionError:  # it is another user's: what is there may still be overwritten
             if before["kind"] != "file":
                 raise
@@ -59,7 +60,11 @@ def replace(
             raise AgentError("conflict", "%s was changed by someone else meanwhile" % at.path, path=at.path)
     finally:
         os.close(fd)
-    return dict(after, warning=_apart(at, names)) if names > 1 else after
+    if names > 1:
+        said.insert(0, _apart(at, names))
+    if lost:
+        said.insert(0, "%s could not keep %s" % (at.path, ", ".join(lost)))
+    return dict(after, warning="; ".join(said)) if said else after
 
 
 def _content(fd: int) -> bytes:
@@ -68,14 +73,18 @@ def _content(fd: int) -> bytes:
         return stream.read()
 
 
-def _dress_new(fd: int, at: Place, before: fs.State, after: fs.State) -> None:
-    """Give a new file what it is to have, while nobody else can open it."""
+def _dress_new(fd: int, at: Place, before: fs.State, after: fs.State) -> List[str]:
+    """Give a new file what it is to have, while nobody else can open it. Gives the attributes it could not get."""
     if (after["uid"], after["gid"]) != (os.geteuid(), -1):
         os.fchown(fd, after["uid"], after["gid"])
+    lost = []  # type: List[str]
     if before["kind"] == "file":
         with at.held() as old:
-            fs.copy_xattrs(old, fd)
+            if os.stat(old).st_uid != before["uid"]:
+                raise AgentError("conflict", "%s was changed by someone else meanwhile" % at.path, path=at.path)
+            lost = fs.copy_xattrs(old, fd)
     os.fchmod(fd, after["mode"])
+    return lost
 
 
 def _apart(at: Place, names: int) -> str:

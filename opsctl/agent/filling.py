@@ -24,7 +24,7 @@ def link(call: Context, source: str, target: str) -> None:
     except OSError:  # another file system, or not allowed: a copy does as well
         size = os.stat(source).st_size
         sized(target, size)
-        with open(source, "rb", buffering=0) as taken, open(target, "r+b", buffering=0) as given:
+        with stagesource.shown(source) as taken, open(target, "r+b", buffering=0) as given:
             _copy(call, taken.fileno(), 0, given.fileno(), 0, size)
 
 
@@ -34,7 +34,7 @@ def sized(path: str, size: int) -> None:
         info = os.lstat(path)
         if not st.S_ISREG(info.st_mode) or info.st_nlink > 1:
             os.unlink(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_size != size:
             os.ftruncate(fd, size)
@@ -54,7 +54,7 @@ def copied(call: Context, folder: str, known: Known, source: str, at: int, name:
 
     Digested as it lies there, unless it is known what `source` holds.
     """
-    with open(source, "rb", buffering=0) as taken, open(os.path.join(folder, plain(name)), "r+b", buffering=0) as given:
+    with stagesource.shown(source) as taken, open(os.path.join(folder, plain(name)), "r+b", buffering=0) as given:
         _copy(call, taken.fileno(), at, given.fileno(), start, end)
         mtime = os.fstat(given.fileno()).st_mtime_ns
         digests = [known.blocks[span] for span in spans_of(at, at + end - start) if span in known.blocks]

@@ -8,7 +8,7 @@ import stat as st
 import time
 from typing import Iterable, Iterator, List, Set
 
-from opsctl.agent import durable, releases
+from opsctl.agent import durable, releases, safepath
 from opsctl.agent.protocol import AgentError, Context
 
 GONE = ".gone-"
@@ -85,22 +85,24 @@ def prune(top: str, paths: Iterable[str], call: Context) -> List[str]:
     removed = [path for path in outdated(top, 0, call) if path in paths]
     for path in removed:
         delete(path)
-    for entry in releases.entries(top):
-        path = os.path.join(top, entry)
-        stale = entry.startswith(releases.PARTIAL) and os.lstat(path).st_mtime < time.time() - STALE
-        if stale or entry.startswith(GONE):
-            shutil.rmtree(path, ignore_errors=True)
+    with safepath.pinned(top) as held:
+        for entry in releases.entries(held):
+            path = os.path.join(held, entry)
+            stale = entry.startswith(releases.PARTIAL) and os.lstat(path).st_mtime < time.time() - STALE
+            if stale or entry.startswith(GONE):
+                shutil.rmtree(path, ignore_errors=True)
     return removed
 
 
 def delete(release: str) -> None:
     """Remove a release in one step: nobody ever sees half of it."""
     top, name = os.path.split(release)
-    gone = os.path.join(top, GONE + name)
-    shutil.rmtree(gone, ignore_errors=True)
-    os.rename(release, gone)
-    durable.sync_folder(top)
-    shutil.rmtree(gone, ignore_errors=True)
+    with safepath.pinned(top) as held:
+        gone = os.path.join(held, GONE + name)
+        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(os.path.join(held, name), gone)
+        durable.sync_folder(held)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _paths_of(pid: str) -> List[str]:

@@ -131,6 +131,19 @@ def folder(path: str) -> Iterator[int]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def pinned(path: str) -> Iterator[str]:
+    """A path of a folder that leads there whatever is renamed.
+
+    Raises AgentError where root is to work in it and others can change it. What is below is then root's alone, so that
+    paths will do; another user risks nothing but their own files.
+    """
+    with folder(path) as fd:
+        if not os.geteuid():
+            demand_ours(fd, path)
+        yield "/proc/self/fd/%d" % fd
+
+
 def resolved(path: str) -> str:
     """Where `path` leads: links on the way are followed, the last one too. What does not exist stays as it is named.
 
@@ -171,8 +184,9 @@ def demand_ours(folder: int, path: str) -> None:
     """Raise AgentError where somebody who is neither root nor we may rename things in a folder."""
     info = os.fstat(folder)
     if changeable_by_others(info):
-        message = "others than root and %s can change %s: it belongs to %s, mode %04o"
-        values = (_user(os.geteuid()), path, _user(info.st_uid), st.S_IMODE(info.st_mode))
+        we = " and ".join(dict.fromkeys(("root", _user(os.geteuid()))))
+        message = "others than %s can change %s: it belongs to %s, mode %04o"
+        values = (we, path, _user(info.st_uid), st.S_IMODE(info.st_mode))
         raise AgentError("permission", message % values, path=path)
 
 

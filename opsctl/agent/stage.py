@@ -5,12 +5,13 @@ How they lie there: see releases.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat as st
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
-from opsctl.agent import arrival, durable, filling, keep, releases, retention, stagesource
+from opsctl.agent import arrival, durable, files, filling, keep, releases, retention, safepath, stagesource
 from opsctl.agent.chunking import chunk_digest, shortened, spans_of
 from opsctl.agent.chunking import key as key_of
 from opsctl.agent.oserrors import told
@@ -82,7 +83,15 @@ def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[
     that was begun for other files, the notes do not count; it is made the one of these if half of it is the same, and
     else left for those.
     """
-    top = releases.folder(root, name)
+    with contextlib.ExitStack() as stack:
+        try:
+            top = stack.enter_context(safepath.pinned(releases.folder(root, name)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return _resumed(call, top, key, files)
+
+
+def _resumed(call: Context, top: str, key: str, files: Dict[str, List[Chunk]]) -> List[arrival.Span]:
     begun, path = releases.begun(top, key), releases.partial(top, key)
     arrived = _arrived(path) if begun == path else []
     chunks = [(name, chunk) for name, each in sorted(files.items()) for chunk in each if chunk[2]]
@@ -103,9 +112,14 @@ def prepare(
     call: Context, root: str, name: str, key: str, sizes: Dict[str, int], links: Sequence[Sequence[str]] = ()
 ) -> Dict[str, Any]:
     """Make the partial folder with files of these sizes, those of `links` ([source path, name]) as links."""
-    partial = releases.partial(releases.folder(root, name), key)
-    with told("stage", partial):
-        os.makedirs(partial, mode=0o755, exist_ok=True)
+    top = releases.folder(root, name)
+    with told("stage", top), contextlib.ExitStack() as stack:
+        if not os.path.lexists(top):
+            files.mkdir(call, top)
+        held = stack.enter_context(safepath.pinned(top))
+        partial = releases.partial(held, key)
+        if not os.path.lexists(partial):
+            os.mkdir(partial, 0o700)
         for entry in os.listdir(partial):
             if entry not in sizes and entry != os.path.basename(arrival.notes(partial)):
                 os.unlink(os.path.join(partial, entry))
@@ -115,14 +129,14 @@ def prepare(
         for target, size in sizes.items():
             if target not in linked:
                 filling.sized(os.path.join(partial, plain(target)), size)
-    return {"partial": partial}
+    return {"partial": releases.partial(top, key)}
 
 
 def expect(call: Context, root: str, name: str, key: str, digest: str, files: Dict[str, List[Chunk]]) -> None:
     """Say what the release is to hold. By then much may have arrived: the source is read while it is sent."""
-    partial = releases.partial(releases.folder(root, name), key)
-    with told("stage", partial):
-        releases.expect(partial, digest, files)
+    top = releases.folder(root, name)
+    with told("stage", top), safepath.pinned(top) as held:
+        releases.expect(releases.partial(held, key), digest, files)
 
 
 def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequence[Any]]) -> Dict[str, Any]:
@@ -130,11 +144,12 @@ def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequenc
 
     copies: [source path, start there, name, start, end], from one block of a chunk to the end of another.
     """
-    partial = releases.partial(releases.folder(root, name), key)
+    top = releases.folder(root, name)
     known = _known({one[0] for one in copies})
     total, done = sum(end - start for _, _, _, start, end in copies), 0
     percent = -1
-    with told("stage", partial), ThreadPoolExecutor(stagesource.workers()) as pool:
+    with told("stage", top), safepath.pinned(top) as held, ThreadPoolExecutor(stagesource.workers()) as pool:
+        partial = releases.partial(held, key)
         for landed in pool.map(lambda each: filling.copied(call, partial, known[each[0]], *each), copies):
             arrival.note(partial, [landed])
             done += landed.end - landed.start
@@ -147,8 +162,8 @@ def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequenc
 def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Dict[str, Any]:
     """Verify every byte of the partial folder, and make it the release."""
     top = releases.folder(root, name)
-    partial = releases.partial(top, key)
-    with told("stage", partial):
+    with told("stage", top), safepath.pinned(top) as held:
+        partial = releases.partial(held, key)
         digest, files = releases.expected(partial)
         release = releases.release(top, digest)
         result = {"release": release, "digest": digest}
@@ -160,8 +175,9 @@ def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Dict[s
         arrival.forget(partial)
         os.unlink(os.path.join(partial, releases.EXPECTED))
         keep.save(call, keep_as, {"release": release, "inode": os.stat(partial).st_ino})
-        os.rename(partial, release)
-        durable.sync_folder(top)
+        os.chmod(partial, 0o755)
+        os.rename(partial, os.path.join(held, os.path.basename(release)))
+        durable.sync_folder(held)
     return {**result, "made": True}
 
 

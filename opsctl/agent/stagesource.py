@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import stat as st
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-from opsctl.agent import checkpoint, readings
+from opsctl.agent import checkpoint, readings, regular, safepath
 from opsctl.agent.chunking import block_digests, blocks_in, chunk_digest, file_ranges, release_digest, shortened
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.readings import Reading, Span
@@ -116,6 +117,20 @@ def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]
     return blocks
 
 
+def shown(path: str) -> io.FileIO:
+    """A file that is to be part of a release, which everybody may read. Raises AgentError for one that is not for all.
+
+    A link that another user made could lead to a file that they must not read, and root would publish it.
+    """
+    file = io.FileIO(regular.descriptor(path))
+    info, folder = os.fstat(file.fileno()), os.stat(os.path.dirname(path))
+    foreign = safepath.changeable_by_others(folder) and info.st_uid != folder.st_uid
+    if foreign and not info.st_mode & st.S_IROTH:
+        file.close()
+        raise AgentError("permission", "%s leads to a file that its folder's owner may not read" % path, path=path)
+    return file
+
+
 def workers() -> int:
     """Threads that hash side by side: hashing gives way to other threads."""
     return min(WORKERS, os.cpu_count() or 1)
@@ -148,8 +163,8 @@ def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Readin
 def _of(call: Context, folder: Outline, span: Span) -> Reading:
     path = os.path.join(folder.path, span.name)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb", buffering=0) as file:
+        with shown(path) as file:
+            fd = file.fileno()
             # What is remembered is remembered of this very file: the one that was looked at, before and after.
             same = _stat(fd) == folder.stats[span.name]
             blocks = digests(call, file, span.start, span.end) if same else []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat as st
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from opsctl.agent import filestate as fs
 from opsctl.agent import safepath
@@ -18,10 +19,11 @@ _DIGESTED = 64 << 20  # bytes of a removed file up to which it is read, to know 
 IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
 
 
-def image(at: Place, blob: str, shared: bool) -> None:
+def image(at: Place, blob: str, shared: bool) -> List[str]:
     """Keep a file as `blob`. `shared`: the name will be replaced, so a hard link keeps the very file.
 
-    A file that somebody else can write, or that may be another one of theirs, is copied.
+    A file that somebody else can write, or that may be another one of theirs, is copied. Gives what an undo will not
+    bring back, in words.
     """
     with safepath.place(blob) as kept:
         if kept.exists():
@@ -30,11 +32,12 @@ def image(at: Place, blob: str, shared: bool) -> None:
         if shared and info.st_uid in (0, os.geteuid()) and not at.planted(info):
             try:
                 at.link(kept)
-                return
+                return []
             except OSError:  # another file system, or not our file: copy it
                 pass
-        copy(at, kept)
+        left = copy(at, kept)
         kept.sync()
+    return _told(at, left, info.st_nlink > 1 and shared)
 
 
 def put(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
@@ -78,16 +81,20 @@ def overwrite(at: Place, content: bytes, dressed: fs.State) -> None:
         fs.dress(fd, dressed["mode"], dressed["uid"], dressed["gid"])
 
 
-def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> None:
-    """Make `at` absent; with `keep`, moved into the journal, or copied there from another file system."""
+def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> List[str]:
+    """Make `at` absent; with `keep`, moved into the journal, or copied there from another file system.
+
+    Gives what an undo will not bring back, in words.
+    """
     _refuse_roots(at.path)
     if before["kind"] == "dir" and os.path.ismount(at.path):
         raise AgentError("busy", "%s is a mount point" % at.path, path=at.path)
     if keep is None:
         _delete(at, fs.beside(at))
-        return
+        return []
     if before["kind"] == "file" and before["size"] <= _DIGESTED and "sha256" not in before:
-        before = dict(before, sha256=fs.sha256(at.name, dir_fd=at.folder))
+        with contextlib.suppress(PermissionError):  # who may not read a file may still remove it
+            before = dict(before, sha256=fs.sha256(at.name, dir_fd=at.folder))
     record: Dict[str, Any] = {"before": before, "after": dict(fs.ABSENT), "trashed": _identity(at)}
     with safepath.place(place(call, keep)) as blob:
         save(call, keep, record)
@@ -100,11 +107,12 @@ def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> 
             if _identity(blob) != record["trashed"]:
                 blob.rename(at)
                 raise AgentError("conflict", "%s has changed since it was looked at" % at.path, path=at.path)
-            return
+            return []
         partial = blob.beside(blob.name + ".partial")
         _room(at, blob)
+        copied = _Copied(partial)
         try:
-            _copy_tree(at, partial)
+            copied.tree(at, partial, "")
         except BaseException:
             if partial.exists():
                 delete(partial)
@@ -113,6 +121,16 @@ def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> 
     hidden = fs.beside(at)
     save(call, keep, dict(record, hidden=hidden.name))
     _delete(at, hidden)
+    return _told(at, copied.left, copied.apart)
+
+
+def _told(at: Place, left: List[str], apart: bool) -> List[str]:
+    said = []
+    if left:
+        said.append("an undo of %s cannot bring back %s" % (at.path, ", ".join(sorted(set(left)))))
+    if apart:
+        said.append("an undo cannot make %s a hard link to what its other names are" % at.path)
+    return said
 
 
 def untouched(at: Place, record: Dict[str, Any]) -> bool:
@@ -130,7 +148,7 @@ def recover(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
             if error.errno != errno.EXDEV:
                 raise
             try:
-                _copy_tree(kept, temporary)
+                _Copied(temporary).tree(kept, temporary, "")
                 temporary.rename(at)
             finally:
                 if temporary.exists():
@@ -199,44 +217,75 @@ def _size(at: Place) -> int:
         return sum(_size(Place(fd, name, os.path.join(at.path, name))) for name in os.listdir(fd))
 
 
-def _copy_tree(source: Place, target: Place) -> None:
-    info = source.stat()
-    if st.S_ISLNK(info.st_mode):
-        os.symlink(os.readlink(source.name, dir_fd=source.folder), target.name, dir_fd=target.folder)
-        os.chown(target.name, info.st_uid, info.st_gid, dir_fd=target.folder, follow_symlinks=False)
-    elif st.S_ISREG(info.st_mode):
-        copy(source, target)
-    elif st.S_ISDIR(info.st_mode):
-        os.mkdir(target.name, 0o700, dir_fd=target.folder)
-        with source.entered() as taken, target.entered() as given:
-            for name in os.listdir(taken):
-                below = (Place(fd, name, os.path.join(at.path, name)) for fd, at in ((taken, source), (given, target)))
-                _copy_tree(*below)
-            _like(taken, given)
-    elif st.S_ISFIFO(info.st_mode):
-        os.mkfifo(target.name, 0o600, dir_fd=target.folder)
-        with source.held() as taken_handle, target.held() as given_handle:
-            _like(taken_handle, given_handle)
-    elif not st.S_ISSOCK(info.st_mode):  # a socket's name means nothing without its server
-        raise AgentError("invalid", "%s is a device" % source.path, path=source.path)
+class _Copied:
+    """A thing that is copied to `top`, with all that is in it; files with several names stay one.
+
+    `left`: attributes that could not be copied; `apart`: whether a file has names besides those that were copied.
+    """
+
+    def __init__(self, top: Place) -> None:
+        self.top = top
+        self.left: List[str] = []
+        self._first: Dict[Tuple[int, int], str] = {}  # where the first copy of a file is, below `top`
+        self._missing: Dict[Tuple[int, int], int] = {}  # names of it that have not come
+
+    @property
+    def apart(self) -> bool:
+        return any(self._missing.values())
+
+    def tree(self, source: Place, target: Place, where: str) -> None:
+        """Copy `source`; `where`: the path of `target` below `top`, "" for itself."""
+        info = source.stat()
+        if st.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(source.name, dir_fd=source.folder), target.name, dir_fd=target.folder)
+            os.chown(target.name, info.st_uid, info.st_gid, dir_fd=target.folder, follow_symlinks=False)
+        elif st.S_ISREG(info.st_mode):
+            self._file(source, target, where, info)
+        elif st.S_ISDIR(info.st_mode):
+            os.mkdir(target.name, 0o700, dir_fd=target.folder)
+            with source.entered() as taken, target.entered() as given:
+                for name in os.listdir(taken):
+                    path = os.path.join(where, name)
+                    self.tree(Place(taken, name, source.path + "/" + name), Place(given, name, target.path), path)
+                self.left += _like(taken, given)
+        elif st.S_ISFIFO(info.st_mode):
+            os.mkfifo(target.name, 0o600, dir_fd=target.folder)
+            with source.held() as taken_handle, target.held() as given_handle:
+                self.left += _like(taken_handle, given_handle)
+        elif not st.S_ISSOCK(info.st_mode):  # a socket's name means nothing without its server
+            raise AgentError("invalid", "%s is a device" % source.path, path=source.path)
+
+    def _file(self, source: Place, target: Place, where: str, info: os.stat_result) -> None:
+        identity = (info.st_dev, info.st_ino)
+        if identity in self._first:
+            first = os.path.join(self.top.name, self._first[identity])
+            os.link(first, target.name, src_dir_fd=self.top.folder, dst_dir_fd=target.folder)
+        else:
+            self.left += copy(source, target)
+            self._first[identity] = where
+        self._missing[identity] = self._missing.get(identity, info.st_nlink) - 1
 
 
-def copy(source: Place, target: Place) -> None:
-    """Make a new file with the content, owner, attributes, mode and times of another one, or nothing."""
+def copy(source: Place, target: Place) -> List[str]:
+    """Make a new file with the content, owner, attributes, mode and times of another one, or nothing.
+
+    Gives the names of attributes that it could not get.
+    """
     _room(source, target)
     descriptor = target.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with opened(source.name, os.O_NOFOLLOW, source.folder) as reader, os.fdopen(descriptor, "wb") as writer:
             writer.writelines(fs.parts(reader))
             writer.flush()
-            _like(reader.fileno(), descriptor)
+            left = _like(reader.fileno(), descriptor)
             os.fsync(descriptor)
     except BaseException:
         target.unlink()
         raise
+    return left
 
 
-def _like(source: Any, target: Any) -> None:
+def _like(source: Any, target: Any) -> List[str]:
     """Owner, attributes, mode and times of an open file or folder as another one has them."""
     info = os.stat(source)
     if (info.st_uid, info.st_gid) != (os.geteuid(), os.getegid()):
@@ -245,6 +294,7 @@ def _like(source: Any, target: Any) -> None:
         except PermissionError:
             if not os.geteuid():
                 raise
-    fs.copy_xattrs(source, target)
+    left = fs.copy_xattrs(source, target)
     os.chmod(target, st.S_IMODE(info.st_mode))
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
+    return left

@@ -208,7 +208,7 @@ class Doing:
                 seen = None
                 continue
             values = {**change.values, **moved, **module.result(item.args, replies, done, item.site)}
-            return Result(_status(change, values), change.summary, values, change.diffs)
+            return Result(_status(change, values), change.summary, values, change.diffs, lines=_warnings(done))
         raise AssertionError("the second conflict is raised")
 
     def _would(self, module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
@@ -304,6 +304,12 @@ class Reverted(OpsctlError):
 
 class TaskUnmet(OpsctlError):
     """A task ran, and what it found is not what was asked for."""
+
+
+def _warnings(done: Sequence[Reply]) -> tuple[str, ...]:
+    """What calls say that people should know, such as what an undo will not bring back."""
+    said = (reply.result.get("warning") for reply in done if isinstance(reply.result, dict))
+    return tuple(f"warning: {text}" for text in said if text)
 
 
 def _status(change: Change, values: dict[str, Any]) -> Status:

@@ -62,7 +62,7 @@ def test_a_disk_that_fills_up_meanwhile_is_told_and_leaves_nothing_visible(
                 while True:
                     file.write(bytes(MIB))
 
-    with pytest.raises(RemoteError, match=f"cannot stage {small_disk}/.*: No space left") as full:
+    with pytest.raises(RemoteError, match=f"cannot write into {small_disk}/.*: No space left") as full:
         staging.run(fill, path=str(source))
     assert full.value.kind == "no-space"
     assert full.value.hint == "free some space there, then run it again: what has arrived is not sent twice"

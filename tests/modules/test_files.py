@@ -257,3 +257,78 @@ def test_content_comes_with_the_state_only_up_to_the_limit(tmp_path: Path) -> No
     link.symlink_to(path)
     assert filelook.stat(Context(), str(link), content=5).result["kind"] == "link"
     assert filelook.stat(Context(), str(link), content=5, follow=True).body == b"12345"
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal lies on another file system than the files."""
+    replace, link = os.replace, os.link
+
+    def other_disk(do: Any) -> Any:
+        def done(source: Any, target: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None, **how: Any) -> Any:
+            folders = [os.readlink(f"/proc/self/fd/{fd}") if fd is not None else "" for fd in (src_dir_fd, dst_dir_fd)]
+            if len({"/step" in folder for folder in folders}) == 2:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            return do(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **how)
+
+        return done
+
+    monkeypatch.setattr(os, "replace", other_disk(replace))
+    monkeypatch.setattr(os, "link", other_disk(link))
+
+
+@pytest.mark.parametrize("change", ["write", "remove", "attributes"])
+@pytest.mark.parametrize("disk", ["same", "other"])
+def test_a_hard_link_is_one_again_or_is_said_not_to_be(
+    tmp_path: Path, change: str, disk: str, request: pytest.FixtureRequest
+) -> None:
+    if disk == "other":
+        request.getfixturevalue("apart")
+    path, twin = tmp_path / "f", tmp_path / "twin"
+    path.write_text("before")
+    twin.hardlink_to(path)
+    step = Step(tmp_path / "step", b"new")
+    args: dict[str, Any] = {"mode": 0o600} if change == "attributes" else {}
+    told = files.CALLS[change](step, path=str(path), keep="0", **args)
+    assert twin.read_text() == "before"
+    files.restore(step, str(path), "0")
+    assert path.read_text() == "before"
+    joined = path.samefile(twin)
+    assert joined == (disk == "same" or change == "attributes")
+    assert ("cannot make" in told.get("warning", "")) == (not joined)
+
+
+def test_hard_links_within_a_tree_stay_so_across_file_systems(tmp_path: Path, apart: None) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "a").write_text("x")
+    (tree / "sub" / "b").hardlink_to(tree / "a")
+    step = Step(tmp_path / "step")
+    assert "warning" not in files.remove(step, str(tree), keep="0")
+    files.restore(step, str(tree), "0")
+    assert (tree / "a").samefile(tree / "sub" / "b")
+
+
+CAPABILITY = bytes.fromhex("0100000200040000" + "00" * 12)  # cap_net_bind_service
+
+
+@pytest.mark.parametrize("change", ["write", "remove", "attributes"])
+@pytest.mark.parametrize("disk", ["same", "other"])
+def test_file_capabilities_and_set_user_id_come_back(
+    tmp_path: Path, change: str, disk: str, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / "f"
+    path.write_text("before")
+    path.chmod(0o4755)
+    try:
+        os.setxattr(path, "security.capability", CAPABILITY)
+    except OSError:
+        pytest.skip("capabilities cannot be set here")
+    if disk == "other":
+        request.getfixturevalue("apart")
+    step = Step(tmp_path / "step", b"new")
+    args: dict[str, Any] = {"owner": "12345"} if change == "attributes" else {}
+    files.CALLS[change](step, path=str(path), keep="0", **args)
+    files.restore(step, str(path), "0")
+    assert os.getxattr(path, "security.capability") == CAPABILITY
+    assert (path.stat().st_mode & 0o7777, path.stat().st_uid) == (0o4755, os.geteuid())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import filelook, files, filestate, keep, safepath
+from opsctl.agent import arrival, filelook, files, filestate, keep, safepath, stage
+from opsctl.agent.chunking import key
 from opsctl.agent.protocol import AgentError, Context
 from tests.modules.test_files import Step, snapshot
 
@@ -132,63 +131,43 @@ def test_links_of_root_and_of_the_acting_user_are_followed(ground: Path, tmp_pat
         files.write(Step(tmp_path / "step", b"ours"), str(ground / "theirs" / "link" / "f"))
 
 
-ROUNDS = 10
+def staged(root: Path, source: Path, step: Path) -> Any:
+    """Stage a folder of this machine under `root`, as the module does."""
+    where = {"root": str(root), "name": "draft"}
+    told = stage.look(Context(), **where, source=str(source), follow_links=True).result["source"]
+    where["key"] = key(told["stats"])
+    sizes = {name: size for name, (size, _, _) in told["stats"].items()}
+    partial = stage.prepare(Context(), **where, sizes=sizes)["partial"]
+    stage.expect(Context(), **where, digest=told["digest"], files=told["files"])
+    copies = [[f"{source}/{name}", 0, name, 0, size] for name, size in sizes.items()]
+    stage.copy(Context(), **where, copies=copies)
+    assert stat.S_IMODE(os.stat(partial).st_mode) == 0o700, "nobody looks in before it is verified"
+    return stage.place(Step(step), **where, keep_as="0")
 
 
-def attack(theirs: str, secret: str, outside: str) -> None:
-    """Put links to root's file in the place of all that appears, and swap a folder with a link to root's, for ever."""
-    os.setgroups([])
-    os.setgid(OTHER)
-    os.setuid(OTHER)
-    os.chdir(theirs)
-    os.mkdir("d")
-    while True:
-        for folder in (".", "d"):
-            with contextlib.suppress(OSError):
-                for name in os.listdir(folder):
-                    if ".opsctl-" in name:
-                        os.rename(f"{folder}/{name}", f"{folder}/stolen")
-                        os.symlink(secret, f"{folder}/{name}")
-        with contextlib.suppress(OSError):
-            os.rename("d", "e")
-            os.symlink(outside, "d")
-            os.unlink("d")
-            os.rename("e", "d")
+def test_a_release_is_not_staged_where_another_user_can_swap_names(ground: Path, tmp_path: Path) -> None:
+    source = ground / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    release = Path(staged(ground / "theirs", source, tmp_path / "step")["release"])
+    assert (release / "config.json").read_text() == "{}"
+    assert stat.S_IMODE(release.stat().st_mode) == 0o755
+    release.parent.rename(ground / "theirs" / "moved")
+    for make in (lambda path: plant(path, ground / "outside"), Path.mkdir):
+        make(ground / "theirs" / "draft")
+        os.chown(ground / "theirs" / "draft", OTHER, OTHER, follow_symlinks=False)
+        before = snapshot(ground / "outside")
+        with pytest.raises(AgentError, match="nobody"):
+            staged(ground / "theirs", source, tmp_path / "step")
+        assert snapshot(ground / "outside") == before
+        with pytest.raises(AgentError):
+            arrival.receive(Step(tmp_path / "step", b"x"), str(ground / "theirs" / "draft"), [["secret", 0, 1]])
+        (ground / "theirs" / "draft").rename(ground / "theirs" / os.urandom(4).hex())
 
 
-def test_whoever_swaps_names_in_their_folder_while_root_copies_into_it_wins_nothing(
-    ground: Path, tmp_path: Path
-) -> None:
-    theirs, outside = ground / "theirs", ground / "outside"
-    child = os.fork()
-    if not child:
-        try:
-            attack(str(theirs), str(outside / "secret"), str(outside))
-        finally:
-            os._exit(1)
-    before = snapshot(outside)
-    try:
-        for number in range(ROUNDS):
-            for folder in (theirs, theirs / "d"):
-                step = Step(tmp_path / f"{folder.name}{number}", SECRET)
-                path = str(folder / f"f{number % 5}")
-                made = path + "-new/a"
-                for call, args, kept in (
-                    (files.write, {"path": path, "mode": 0o600, "owner": "0"}, "0"),
-                    (files.attributes, {"path": path, "mode": 0o640}, "1"),
-                    (files.mkdir, {"path": made}, "2"),
-                    (files.restore, {"path": made}, "2"),
-                    (files.restore, {"path": path}, "1"),
-                    (files.remove, {"path": path}, "3"),
-                    (files.restore, {"path": path}, "3"),
-                ):
-                    with contextlib.suppress(AgentError):
-                        call(step, keep=kept, **args)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert snapshot(outside) == before
-    for found in theirs.rglob("*"):
-        info = found.lstat()
-        if stat.S_ISREG(info.st_mode) and found.read_bytes() == SECRET:
-            assert (info.st_uid, info.st_mode & 0o007) == (0, 0)
+def test_a_release_does_not_publish_what_a_users_link_leads_to(ground: Path, tmp_path: Path) -> None:
+    (ground / "theirs" / "config.json").write_text("{}")
+    plant(ground / "theirs" / "notes.txt", ground / "outside" / "secret")
+    with pytest.raises(AgentError, match="may not read"):
+        staged(ground / "releases", ground / "theirs", tmp_path / "step")
+    assert not (ground / "releases").exists()

@@ -185,3 +185,11 @@ def test_check_mode_fails_where_the_run_does_and_not_where_an_earlier_task_makes
     made += "- {name: inside, copy: {content: x, dest: OUT/made/here/f}}\n"
     made += "- {name: lost, copy: {content: x, dest: OUT/made/none/f}}\n"
     assert project.run(made, check=True).statuses() == {"folder": "changed", "inside": "changed", "lost": "unknown"}
+
+
+def test_a_task_says_that_it_took_a_hard_link_apart(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    (project.out / "f").write_text("before")
+    (project.out / "twin").hardlink_to(project.out / "f")
+    ran = project.run("hosts: here\ntasks:\n- {name: write, copy: {content: x, dest: OUT/f}}\n")
+    assert "was one of 2 hard links" in ran.lines("write")[0]
