@@ -195,7 +195,8 @@ class Doing:
             replies = self._observe(item, seen, timeout)
             change = module.plan(item.args, replies, replace(item.site, made=self.session.made))
             if change is None:
-                return Result("ok", "", module.result(item.args, replies, None, item.site))
+                values = module.result(item.args, replies, None, item.site)
+                return Result("ok", module.remark(item.args, replies), values)
             if self.session.info.check:
                 return self._would(module, item, replies, change)
             try:

@@ -164,6 +164,10 @@ class Module(ABC, Generic[A]):
         Pure but for reading local files.
         """
 
+    def remark(self, args: A, seen: Sequence[Reply]) -> str:
+        """What the task's line says where nothing is missing, of what somebody should know all the same."""
+        return ""
+
     def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
         """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran.
 

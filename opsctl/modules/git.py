@@ -15,6 +15,7 @@ from opsctl.schema_types import Duration
 
 KEEP = "0"
 SHOWN = 10
+UNMERGED = frozenset({"DD", "AU", "UD", "UA", "DU", "AA", "UU"})  # git-status(1)
 
 
 class GitArgs(ModuleArgs):
@@ -43,9 +44,14 @@ class GitArgs(ModuleArgs):
 class Git(Module[GitArgs]):
     """Have a checkout at exactly one commit.
 
-    A short id is resolved on the host and shown in full. Local changes are never lost: they are reported, and stop a
-    checkout, unless `keep_local_changes: save` stores them (as files and as a patch) in the journal first. Untracked
-    files stay where they are. Hooks of the repository are not run.
+    A short id is resolved on the host and shown in full. Local changes are never lost: the task's line names them, and
+    they stop a checkout, unless `keep_local_changes: save` stores them (as files and as a patch) in the journal first;
+    a reference below refs/opsctl/saved keeps what was staged, and an undo removes it. Untracked files stay where they
+    are. A merge or a rebase under way is named, and stops a checkout.
+
+    Hooks of the repository are not run. As root in the checkout of another user, git runs as that user, with their
+    configuration and keys; a new clone belongs to the owner of the folder that it is made in. Refused is a checkout of
+    several owners, and as root one of root's that somebody else can change or replace.
     """
 
     name = "git"
@@ -90,6 +96,9 @@ class Git(Module[GitArgs]):
         undo = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
         return Change(_summary(args, now, wanted), (call,), (undo,), makes=frozenset((args.dest,)))
 
+    def remark(self, args: GitArgs, seen: Sequence[Reply]) -> str:
+        return _unfinished(seen[0].result)
+
     def result(self, args: GitArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
         now = seen[0].result
         local = {
@@ -104,15 +113,28 @@ class Git(Module[GitArgs]):
 def _demand_free(args: GitArgs, now: Mapping[str, Any]) -> None:
     if now["under_way"]:
         hint = "finish or abort it; where no git runs any more, remove index.lock from its git folder"
-        raise Conflict(f"{now['under_way']} is under way in {args.dest}", kind="conflict", hint=hint)
+        raise Conflict(f"{args.dest}: {_unfinished(now)}", kind="conflict", hint=hint)
     if now["changed"] and args.keep_local_changes == "refuse":
-        names = [entry["path"] for entry in now["changed"]]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise Conflict(
-            f"{args.dest} has local changes, which a checkout would touch: {', '.join(names[:SHOWN])}{more}",
+            f"{args.dest}: {_unfinished(now)}, which a checkout would touch",
             kind="conflict",
             hint="`keep_local_changes: save` keeps them in the journal; a rollback brings them back",
         )
+
+
+def _unfinished(now: Mapping[str, Any]) -> str:
+    """What somebody has begun in a checkout, in words: under way, unresolved, changed."""
+    conflicts = [entry["path"] for entry in now["changed"] if entry["status"] in UNMERGED]
+    edited = [entry["path"] for entry in now["changed"] if entry["path"] not in conflicts]
+    found = [f"{now['under_way']} is under way"] if now["under_way"] else []
+    found += [f"unresolved conflicts in {_listed(conflicts)}"] if conflicts else []
+    found += [f"local changes in {_listed(edited)}"] if edited else []
+    return ", ".join(found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def _summary(args: GitArgs, now: Mapping[str, Any], wanted: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from opsctl.agent.protocol import AgentError
+from opsctl.cli.main import run
 from opsctl.errors import Conflict, RemoteError
 from tests.modules.conftest import Play
 from tests.modules.test_files import snapshot
@@ -96,7 +97,7 @@ def test_local_changes_of_every_kind_are_saved_and_come_back(project: Project, p
     (clone / "link").symlink_to("a.py")
     (clone / "a.py").chmod(0o755)
     before = project.state()
-    with pytest.raises(Conflict, match=r"local changes, which a checkout would touch: a\.py, added\.py"):
+    with pytest.raises(Conflict, match=r"local changes in a\.py, added\.py.*, which a checkout would touch"):
         play.run("git", dest=str(clone), ref="main")
     assert project.state() == before
     result = play.run("git", dest=str(clone), ref="main", keep_local_changes="save")
@@ -105,12 +106,14 @@ def test_local_changes_of_every_kind_are_saved_and_come_back(project: Project, p
     assert (clone / "notes" / "with space ünd.txt").read_text() == "untracked\n"
     assert git(clone, "status", "--porcelain", "--untracked-files=no") == ""
     assert {"a.py", "b.py", "new.py"} <= set(result["saved"])
+    assert git(clone, "for-each-ref", "refs/opsctl/saved")  # keeps what was staged
     patch = (play.steps[0][0] / "0.patch").read_text()
     assert "a = 'mine'" in patch
     assert "untracked" in patch
     play.rollback()
     assert project.state() == before
     assert git(clone, "show", ":b.py") == "staged"
+    assert git(clone, "for-each-ref", "refs/opsctl/saved") == ""
 
 
 @pytest.mark.parametrize("ignored", ["", "new.py\n"])
@@ -269,6 +272,40 @@ def test_another_git_command_at_work_is_told(project: Project, play: Play) -> No
     with pytest.raises(Conflict, match="another git command is under way") as error:
         play.run("git", dest=str(project.clone), commit=project.first)
     assert "index.lock" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("state", ["edited", "staged", "merge", "rebase", "none"])
+def test_what_somebody_has_begun_is_in_the_line_of_the_task(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], state: str, there: bool
+) -> None:
+    """Whether the checkout is where it is to be, and so left as it is, or not, and so refused."""
+    tree = project.clone
+    wanted = project.second if there else project.first
+    if state in ("merge", "rebase"):
+        git(tree, "checkout", "-q", "-b", "theirs", project.first)
+        commit(tree, a_py="a = 'theirs'\n")
+        git(tree, "checkout", "-q", "--detach", project.second)
+        with pytest.raises(subprocess.CalledProcessError):
+            git(tree, *(["merge", "theirs"] if state == "merge" else ["rebase", "--onto", "HEAD", "HEAD", "theirs"]))
+    elif state != "none":
+        (tree / "b.py").write_text("mine\n")
+        git(tree, "add", *(["b.py"] if state == "staged" else ["--refresh", "b.py"]))
+    told = {
+        "merge": "a merge is under way, unresolved conflicts in a.py",
+        "rebase": "a rebase is under way, unresolved conflicts in a.py",
+        "none": "",
+    }.get(state, "local changes in b.py")
+    (tmp_path / "inventory.yaml").write_text("hosts:\n  here:\n    connection: local\n")
+    play = f"- name: p\n  hosts: all\n  tasks:\n    - name: source\n      git: {{dest: {tree}, commit: '{wanted}'}}\n"
+    (tmp_path / "play.yaml").write_text(play)
+    code = run(["run", str(tmp_path / "play.yaml"), "-i", str(tmp_path / "inventory.yaml")])
+    out = "".join(capsys.readouterr())
+    word = "ok" if there else "changed" if state == "none" else "FAILED"
+    (line,) = (line for line in out.splitlines() if line.startswith(f"here: {word}: source"))
+    assert told in line
+    assert ("under way" in line) == (state in ("merge", "rebase"))
+    assert (code == 0) == (word != "FAILED")
 
 
 def test_an_address_that_is_a_command_is_not_run(project: Project, play: Play, tmp_path: Path) -> None:
