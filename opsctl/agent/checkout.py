@@ -11,7 +11,7 @@ import os
 import stat as st
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from opsctl.agent import rights
+from opsctl.agent import rights, safepath
 from opsctl.agent.protocol import AgentError
 from opsctl.agent.rights import User
 
@@ -169,7 +169,7 @@ def _demand_safe_way(path: str) -> None:
     """Refuse where somebody else can give a name on the way to `path` another meaning."""
     for folder in _way(path):
         info = os.stat(folder)
-        if info.st_uid != 0 or (_others_write(info) and not info.st_mode & st.S_ISVTX):
+        if safepath.changeable_by_others(info):
             raise _not_alone(folder, info, "git would run as root in %s" % path)
 
 
