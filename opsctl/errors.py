@@ -35,15 +35,16 @@ class Exit(IntEnum):
     FAILED = 4  # a task failed, and what it had done was left (on_failure: stop | continue)
     UNREACHABLE = 5  # a host could not be reached, or was lost
     LOCKED = 6  # another operator holds the host
-    ROLLED_BACK = 7  # something failed, and every change was undone
+    ROLLED_BACK = 7  # something failed, and every change that can be undone was; what cannot be is named
     CONFLICT = 8  # the host or tree is not as expected; nothing was overwritten
     GATE = 9  # a measured value is below its gate
     DEGRADED = 10  # drafter: would serve, but badly; health: warnings; diagnose: a cause was found
     UNFIT = 11  # drafter: would not serve; health: a check failed
     UNREADABLE = 12  # an input is damaged or hostile
-    ROLLBACK_FAILED = 13  # something failed, and not every change could be undone
-    UNKNOWN = 14  # nothing wrong was seen, and something decisive could not be told
+    ROLLBACK_FAILED = 13  # something failed, and so did an undo
+    UNKNOWN = 14  # nothing wrong was seen, no change is known to be needed, and something decisive could not be told
     DAMAGED = 15  # the journal of a run is damaged: what it still has was undone, and more may be left
+    MISTAKE = 16  # what the user wrote cannot be used, which showed only after something had been done on a host
     INTERRUPTED = 130  # stopped by the user
 
 
@@ -147,7 +148,20 @@ class Locked(OpsctlError):
 
 
 class TaskFailed(OpsctlError):
+    """A task failed. `values`: what `register` gets of it besides."""
+
     exit_code = Exit.FAILED
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | Place | None = None,
+        hint: str | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.values: Mapping[str, Any] = values or {}
 
 
 class GateFailed(OpsctlError):

@@ -46,7 +46,10 @@ LockWaitOption = Annotated[
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show everything, unchanged tasks and times too.")]
 ExitCodeOption = Annotated[
     bool,
-    typer.Option("--exit-code", help="With --check: end with 3 when something would change, 0 when nothing would."),
+    typer.Option(
+        "--exit-code",
+        help="With --check: end with 3 when something would change, 14 when that cannot be told, 0 when nothing would.",
+    ),
 ]
 
 
@@ -156,7 +159,7 @@ def stoppable() -> Iterator[threading.Event]:
         stop.set()
         signal.signal(number, signal.default_int_handler)
         # Not through sys.stderr, which may be in the middle of writing.
-        os.write(2, b"stopping after what is in progress; once more to stop at once\n")
+        os.write(2, b"stopping what is in progress; once more to stop without waiting for the hosts\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -14,14 +14,14 @@ from opsctl.engine import journal, templating
 from opsctl.engine.events import Status
 from opsctl.engine.model import count_of, duration_of
 from opsctl.engine.prepare import Item, converted, keyword
-from opsctl.engine.result import Result
+from opsctl.engine.result import Result, not_seen
 from opsctl.engine.scope import Layer
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Task
 from opsctl.engine.unknown import Undecided
 from opsctl.engine.waiting import Interrupted, pause
 from opsctl.engine.watched import Watched
-from opsctl.errors import Conflict, OpsctlError, RemoteError, Unreachable, UsageError
+from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
 
@@ -48,6 +48,7 @@ class Doing:
     reconnected: Callable[[], None]
     deadline: float | None = None
     _changing: bool = False  # the attempt has gone beyond looking
+    ran: bool = False  # something was begun on the host that may have had effects
 
     def run(self, item: Item, seen: Sequence[Pending] | None) -> Result:
         """Run the task for one element, with its retries. `seen`: observations that are under way already."""
@@ -134,11 +135,11 @@ class Doing:
                     result = self._bring_about(module, item, seen, timeout)
         except Undecided as error:
             result = Result("unknown", error.reason)
+        except Interrupted:
+            raise
         except UsageError as error:
             self._check_cancelled()
             error.where = error.where or self.task.at.place
-            raise
-        except Interrupted:
             raise
         except Unreachable as error:
             result = Result("unreachable", error.message, error=error)
@@ -150,12 +151,14 @@ class Doing:
     def _failed(self, error: OpsctlError) -> Result:
         if self.session.info.check and self.session.changed and isinstance(error, RemoteError):
             return Result("unknown", f"can be told only once earlier changes are made: {error.message}")
-        return Result("failed", error.message, error=error)
+        return Result("failed", error.message, _values(error), error=error)
 
     def _judged(self, result: Result, item: Item) -> Result:
         """`failed_when` and `changed_when` have the last word."""
         keys, scope = self.task.keys, None
-        if result.status in ("unknown", "unreachable"):
+        if result.status == "unknown" and keys.changed_when is False:
+            return not_seen(f"check mode does not run it; it counts as no change ({result.summary})")
+        if result.status in ("unknown", "unreachable") or result.unseen:
             return result
         if keys.failed_when is not None:
             scope = self._with(result, item)
@@ -164,7 +167,7 @@ class Doing:
                 result.error = result.error or TaskUnmet("`failed_when` holds", where=self.task.at.place)
                 result.summary = result.summary or "`failed_when` holds"
             elif result.status == "failed":
-                result.status, result.error = "ok", None
+                result.status, result.error = "ran" if self.ran else "ok", None
         if keys.changed_when is not None and not result.failed:
             scope = scope or self._with(result, item)
             changed = templating.holds(keys.changed_when, scope, self.task.at / "changed_when", "changed_when")
@@ -174,7 +177,8 @@ class Doing:
     def _act(self, action: Action[Any], item: Item, timeout: float | None) -> Result:
         check = self.session.info.check
         if check and not action.reads_only(item.args):
-            return Result("unknown", "check mode does not run this")
+            return not_run(action)
+        self.ran = not action.reads_only(item.args)
         host = Watched(self.session.user(self.task.become), self.session, timeout)
         outcome = action.run(item.args, host, item.site, self.tell)
         result = Result(
@@ -213,6 +217,8 @@ class Doing:
         raise AssertionError("the second conflict is raised")
 
     def _would(self, module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
+        if change.harmless is not None:
+            return not_seen(change.harmless)
         if change.unknown is not None:
             return Result("unknown", change.unknown, diffs=change.diffs)
         self.session.made |= change.makes
@@ -235,7 +241,7 @@ class Doing:
             said = self.task.keys.supervise.confirm_within
             at = self.task.at / "supervise" / "confirm_within"
             within = converted(said, item.scope, at, duration_of)
-        self._changing = True
+        self._changing = self.ran = True
         sent = self.session.apply(self.task.become, self.label, change, within, self._progress())
         self.applied(sent)
         try:
@@ -276,6 +282,19 @@ class Doing:
                 self.tell(text, fraction)
 
         return on_progress
+
+
+def not_run(action: Action[Any]) -> Result:
+    """How an action ends that check mode cannot run: one that changes nothing does not make it less certain."""
+    if action.changes:
+        return Result("unknown", "check mode does not run this")
+    return not_seen("check mode does not run this: it changes nothing, and looks at what the run brings about")
+
+
+def _values(error: OpsctlError) -> dict[str, Any]:
+    """What a failure tells of the command that failed, for `register` and `failed_when`."""
+    told = error.fields if isinstance(error, RemoteError) else error.values if isinstance(error, TaskFailed) else {}
+    return {key: told[key] for key in ("code", "stdout", "stderr", "seconds", "dropped") if key in told}
 
 
 def progress_of(data: Any, body: bytes) -> tuple[str, float | None]:

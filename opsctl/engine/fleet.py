@@ -30,8 +30,8 @@ from opsctl.modules.contract import Change
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (
-    Exit.INTERRUPTED, Exit.BUG, Exit.USAGE, Exit.DAMAGED, Exit.ROLLBACK_FAILED, Exit.CONFLICT, Exit.FAILED,
-    Exit.GATE, Exit.ROLLED_BACK, Exit.LOCKED, Exit.UNREACHABLE, Exit.DEGRADED, Exit.DONE,
+    Exit.INTERRUPTED, Exit.BUG, Exit.MISTAKE, Exit.USAGE, Exit.DAMAGED, Exit.ROLLBACK_FAILED,
+    Exit.CONFLICT, Exit.FAILED, Exit.GATE, Exit.ROLLED_BACK, Exit.LOCKED, Exit.UNREACHABLE, Exit.DEGRADED, Exit.DONE,
 )  # fmt: skip
 
 R = TypeVar("R")
@@ -250,7 +250,9 @@ class Fleet:
         codes = {ended.code for ended in self.ended.values()} or {Exit.DONE}
         if self.info.cancelled():
             return Exit.INTERRUPTED
-        return next((code for code in _SEVERITY if code in codes), max(codes))
+        code = next((code for code in _SEVERITY if code in codes), max(codes))
+        did_something = not self.info.check and any(session.did_something for session in self.sessions.values())
+        return Exit.MISTAKE if code is Exit.USAGE and did_something else code
 
     def close(self) -> None:
         for session in self.sessions.values():

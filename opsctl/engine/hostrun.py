@@ -13,19 +13,19 @@ from opsctl.agent.protocol import Call
 from opsctl.engine import gates, resume, templating
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted
-from opsctl.engine.execute import Doing, TaskUnmet
-from opsctl.engine.prepare import Prepared, Surroundings, prepare
+from opsctl.engine.execute import Doing, TaskUnmet, not_run
+from opsctl.engine.prepare import Prepared, Surroundings, prepare, renewed
 from opsctl.engine.result import Result, together
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Block, Node, Play, Task
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.engine.waiting import Interrupted
-from opsctl.errors import OpsctlError, TaskFailed, Unreachable
+from opsctl.errors import OpsctlError, TaskFailed, Unreachable, UsageError
 from opsctl.modules.contract import Action
 from opsctl.remote.agent_client import Pending
 from opsctl.secret import masked
-from opsctl.text import one_line
+from opsctl.text import few, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class HostRun:
     failures: list[OpsctlError] = field(default_factory=list)
     _ahead: Ahead = field(init=False)
     _label: str = ""  # name of the task in progress
+    _ran: bool = False  # it has begun something on the host that may have had effects
 
     def __post_init__(self) -> None:
         self._ahead = Ahead(self.session, self.it.around, self.it.order, self._scope)
@@ -163,7 +164,16 @@ class HostRun:
             return
         self.it.emit(TaskStarted(at=self.it.clock(), host=self.session.name, task=self._label, number=task.number,
                                  module=task.module))  # fmt: skip
-        result = self._result(task)
+        try:
+            result = self._result(task)
+        except (UsageError, Interrupted) as error:
+            if self._ran or isinstance(error, UsageError):
+                self._ended(task, Result("failed", self._cut_off(error), error=error), began)
+            if isinstance(error, UsageError):
+                self._tell_not_run(task)
+            self.session.did_something = self.session.did_something or self._ran
+            raise
+        self.session.did_something = self.session.did_something or result.status != "skipped"
         self._ended(task, result, began)
         if result.changed or result.failed:
             self.session.changed = self.session.changed or result.changed
@@ -177,6 +187,18 @@ class HostRun:
         if result.status in ("changed", "ran") and not self.session.info.check:
             self._save(task.number)
 
+    def _cut_off(self, error: OpsctlError) -> str:
+        """What is to be said of a task that ended without a result."""
+        if isinstance(error, Interrupted):
+            return "interrupted after it began; its effects are unknown"
+        return f"it ran, and then: {error.message}" if self._ran else error.message
+
+    def _tell_not_run(self, task: Task) -> None:
+        """Say which tasks a mistake in the playbook has kept from running."""
+        left = [t.name for t in self.it.order if t.number > task.number]
+        if left and not self.session.info.check:
+            self._note("info", f"not run: {few(left)}", None)
+
     def _name_of(self, task: Task) -> str:
         """The task's name with its templates rendered, as far as that can be done before it runs."""
         if not templating.is_template(task.name):
@@ -189,12 +211,14 @@ class HostRun:
 
     def _result(self, task: Task) -> Result:
         seen = self._ahead.take(task)
+        self._ran = False
         try:
-            prepared = seen.prepared if seen else prepare(task, self._scope(), self.it.around)
+            if seen:
+                prepared = renewed(seen.prepared, task, self._scope(), self.it.around)
+            else:
+                prepared = prepare(task, self._scope(), self.it.around)
         except Undecided as error:
-            if self.session.info.check:
-                return Result("unknown", f"decided at run time: {error.reason}")
-            return Result("failed", f"depends on what is not there: {error.reason}")
+            return self._undecided(task, error)
         if prepared.skipped:
             return Result("skipped", prepared.skipped)
         doing = Doing(
@@ -210,12 +234,26 @@ class HostRun:
         for index, item in enumerate(prepared.items):
             # After the first element has changed something, the others are looked at anew.
             pending = seen.pending[index] if seen and not any(r.changed for r in results) else None
-            results.append(doing.run(item, pending))
+            try:
+                results.append(doing.run(item, pending))
+            except Undecided as error:
+                results.append(self._undecided(task, error))
+            finally:
+                self._ran = self._ran or doing.ran
             if results[-1].failed:
                 break
         if isinstance(modules.get(task.module), Action) and any(r.status != "skipped" for r in results):
             self._acted(task)
         return together(results) if prepared.looped else results[0]
+
+    def _undecided(self, task: Task, error: Undecided) -> Result:
+        """How a task ends that depends on what is not known."""
+        if not self.session.info.check:
+            return Result("failed", f"depends on what is not there: {error.reason}")
+        module = modules.get(task.module)
+        if isinstance(module, Action) and not module.changes:
+            return not_run(module)
+        return Result("unknown", f"decided at run time: {error.reason}")
 
     def _changing(self, task: Task, pending: Pending, prepared: Prepared) -> None:
         """A change is on its way: what comes after it is observed anew, in the same write."""

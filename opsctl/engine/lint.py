@@ -97,6 +97,12 @@ def _undefined(play: Play, known: frozenset[str]) -> Iterator[Finding]:
             yield Finding("undefined", "error", f"the variable {name!r} is defined nowhere", use.at.place, hint)
 
 
+def _results(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    for error in usage.wrong_fields(play):
+        if isinstance(error.where, Place):
+            yield Finding("result", "error", error.message, error.where, error.hint)
+
+
 def _unused(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
     used = {name for use in usage.uses(play) for name in use.names}
     # A template file may use any of them, and what it holds is known only where its path is.
@@ -238,6 +244,7 @@ RULES: tuple[Rule, ...] = (
     Rule("load", "The playbook cannot be read: malformed, unknown key or module, wrong type."),
     Rule("hosts", "The host pattern matches nothing in the inventory."),
     Rule("undefined", "A variable is used that is defined nowhere (needs the inventory)."),
+    Rule("result", "A template asks a registered result for what its module never gives.", _results),
     Rule("unused", "A param or variable is defined and never used.", _unused),
     Rule("handler", "A handler is never notified.", _handlers),
     Rule("gate", "A gate asks for a measure that no task of the play takes.", _gates),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Callable, Collection
+from typing import Any
 
 from opsctl.engine import gates, templating
-from opsctl.engine.prepare import Surroundings, prepare
+from opsctl.engine.model import count_of, duration_of
+from opsctl.engine.prepare import Surroundings, converted, keyword, prepare, scope_of
 from opsctl.engine.scope import Layer, Scope
-from opsctl.engine.tasks import Play
+from opsctl.engine.tasks import Play, Task
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import UsageError
 
@@ -28,6 +31,7 @@ def check(play: Play, chosen: Collection[int], layers: tuple[Layer, ...], around
         if task.number not in chosen:
             continue
         try:
+            _check_keys(task, scope_of(task, scope, around))
             prepare(task, scope, around)
         except Undecided as error:
             if error.reason in reasons:
@@ -42,3 +46,22 @@ def check(play: Play, chosen: Collection[int], layers: tuple[Layer, ...], around
                 templating.holds(gate.that, scope, at / "that", "that")
         except Undecided:
             continue
+
+
+def _check_keys(task: Task, scope: Scope) -> None:
+    """Raise UsageError for the keys of a task that are needed only once it runs, as far as they can be told now."""
+    own = {"result": Unknown("the task has not run yet"), "item": Unknown("an element of the loop")}
+    if task.keys.register_:
+        own[task.keys.register_] = own["result"]
+    scope = scope.over(Layer(own))
+    readers: dict[str, Callable[[Any], Any]] = {"retries": count_of, "delay": duration_of, "timeout": duration_of}
+    for key, convert in readers.items():
+        with contextlib.suppress(Undecided):
+            keyword(task, key, scope, convert)
+    if task.keys.supervise:
+        with contextlib.suppress(Undecided):
+            converted(task.keys.supervise.confirm_within, scope, task.at / "supervise" / "confirm_within", duration_of)
+    for key in ("until", "changed_when", "failed_when"):
+        if (condition := getattr(task.keys, key)) is not None:
+            with contextlib.suppress(Undecided):
+                templating.holds(condition, scope, task.at / key, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +61,7 @@ class Surroundings:
 
 def prepare(task: Task, scope: Scope, around: Surroundings) -> Prepared:
     """Raises UsageError with a place, and Undecided where it depends on what is not known."""
-    scope = scope.over(around.given, *(Layer(values, at) for values, at in task.variables))
+    scope = scope_of(task, scope, around)
     looped = task.keys.loop is not None
     if not looped:
         skipped = _skipped(task, scope)
@@ -71,11 +71,30 @@ def prepare(task: Task, scope: Scope, around: Surroundings) -> Prepared:
     items: list[Item] = []
     skipped = "the loop is empty" if not elements else None
     for element in elements:
-        inner = scope.over(Layer({"item": element}))
+        inner = _with_item(scope, element)
         skipped = _skipped(task, inner)
         if not skipped:
             items.append(_item(task, element, inner, around))
     return Prepared(tuple(items), None if items else skipped, looped=True)
+
+
+def scope_of(task: Task, scope: Scope, around: Surroundings) -> Scope:
+    """What the templates of a task may use."""
+    return scope.over(around.given, *(Layer(values, at) for values, at in task.variables))
+
+
+def renewed(prepared: Prepared, task: Task, scope: Scope, around: Surroundings) -> Prepared:
+    """A task that was prepared ahead, with what the tasks between have registered meanwhile."""
+    scope = scope_of(task, scope, around)
+    items = (
+        replace(item, scope=scope if item.value is NO_ITEM else _with_item(scope, item.value))
+        for item in prepared.items
+    )  # fmt: skip
+    return replace(prepared, items=tuple(items))
+
+
+def _with_item(scope: Scope, element: Any) -> Scope:
+    return scope.over(Layer({"item": element}))
 
 
 def _skipped(task: Task, scope: Scope) -> str | None:

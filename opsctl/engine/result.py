@@ -26,6 +26,7 @@ class Result:
     details: tuple[str, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
     error: OpsctlError | None = None
+    unseen: bool = False  # check mode did not run it, though it changes nothing: what it would tell is not known
     predicted: bool = False  # check mode: what the values would be, as far as it can be told
 
     @property
@@ -38,7 +39,7 @@ class Result:
 
     def registered(self) -> Any:
         """What `register` gets."""
-        if self.status == "unknown":
+        if self.status == "unknown" or self.unseen:
             return Unknown(f"it depends on a task that check mode does not run ({self.summary})")
         values = {
             **self.values,
@@ -49,6 +50,11 @@ class Result:
         if self.error is not None:
             values["message"] = self.error.message
         return _Predicted(values) if self.predicted else values
+
+
+def not_seen(why: str) -> Result:
+    """How a task ends that check mode leaves out, and that changes nothing."""
+    return Result("skipped", why, unseen=True)
 
 
 class _Predicted(dict[str, Any]):

@@ -12,7 +12,7 @@ from typing import Any
 from opsctl import __version__, runname
 from opsctl.agent import masking
 from opsctl.answers import understood
-from opsctl.engine import find, journal, params, preflight, select, templating
+from opsctl.engine import find, journal, params, preflight, select, templating, usage
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
 from opsctl.engine.execute import Reverted
@@ -39,7 +39,7 @@ _OUTCOMES = {
     Exit.DONE: "done", Exit.FAILED: "failed", Exit.UNREACHABLE: "unreachable", Exit.LOCKED: "locked",
     Exit.ROLLED_BACK: "rolled back", Exit.CONFLICT: "conflict", Exit.GATE: "gate not met",
     Exit.ROLLBACK_FAILED: "rollback failed", Exit.INTERRUPTED: "interrupted", Exit.CHANGES: "changes needed",
-    Exit.DAMAGED: "journal damaged",
+    Exit.DAMAGED: "journal damaged", Exit.UNKNOWN: "unknown", Exit.MISTAKE: "stopped by a mistake in the playbook",
 }  # fmt: skip
 
 
@@ -98,6 +98,9 @@ def plan(options: Options, inventory: Inventory) -> Plan:
     if options.recorded and options.recorded.playbook != playbook.name:
         was = f"run {options.resume} is one of the playbook {options.recorded.playbook}, not of {playbook.name}"
         raise UsageError(was, hint="opsctl history lists them")
+    for play in playbook.plays:
+        for error in usage.wrong_fields(play):
+            raise error
     limit = None if options.limit is None else {h.name for h in inventory.select(options.limit)}
     if options.recorded:  # a run goes on where it was to go, and nowhere else
         limit = {*options.recorded.hosts} if limit is None else limit & {*options.recorded.hosts}
@@ -191,8 +194,9 @@ def execute(
         code = fleet.finish()
     finally:
         fleet.close()
-    if code is Exit.DONE and options.check and options.exit_code and any(s.changed for s in fleet.sessions.values()):
-        code = Exit.CHANGES
+    if code is Exit.DONE and options.check and options.exit_code:
+        statuses = {status for session in fleet.sessions.values() for status in session.counts}
+        code = Exit.CHANGES if "changed" in statuses else Exit.UNKNOWN if "unknown" in statuses else code
     emit(RunEnded(at=clock(), run=plan.run, exit_code=int(code), outcome=_OUTCOMES.get(code, "failed"),
                   seconds=time.monotonic() - began))  # fmt: skip
     return code

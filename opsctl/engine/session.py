@@ -52,6 +52,7 @@ class Session:
         notified: handlers that are to run.
         left: numbers of tasks of this play that failed where the play went on: not done, though later ones are.
         supervised: the host waits for us to confirm.
+        did_something: a task has done something on the host, be it only to look.
         resumed: the run was begun on this host before.
         after: what changes want done once the run has ended well: as whom, the task, the calls.
     """
@@ -70,6 +71,7 @@ class Session:
     token: str = field(default_factory=partial(secrets.token_hex, 8))
     supervised: bool = False
     supervisor: str | None = None
+    did_something: bool = False
     resumed: bool = False
     changed: bool = False  # something has changed, or in check mode would
     made: set[str] = field(default_factory=set)  # folders that would be there by now, in check mode

@@ -289,7 +289,14 @@ def _text_environment() -> BoundedEnvironment:
 
 @cache
 def _template(text: str) -> Any:
-    return _environment().from_string(text)
+    environment = _environment()
+    for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
+        for node in environment.parse(text).find_all(kind):
+            if node.name not in known:  # Jinja itself leaves those in a branch that may not be taken to the run
+                close = nearest(node.name, known)
+                hint = f", did you mean {close!r}?" if close else ""
+                raise TemplateSyntaxError(f"no {kind.__name__.lower()} is named {node.name!r}{hint}", node.lineno)
+    return environment.from_string(text)
 
 
 def _compiled(text: str, at: At) -> Any:

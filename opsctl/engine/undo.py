@@ -146,7 +146,7 @@ def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], fl
 
 
 def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> bool:
-    """Tell each step of a rollback. Whether everything could be undone."""
+    """Tell each step of a rollback. Whether every undo succeeded; what cannot be undone by nature is told as such."""
     for step in report.steps:
         emit(UndoStep(at=clock(), host=host, task=step.task, outcome=step.status, message=step.message))
     for sentence in report.damage:
@@ -154,4 +154,4 @@ def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None]
     if report.unlogged:
         text = f"this rollback could not be noted in the journal: {report.unlogged}"
         emit(Note(at=clock(), host=host, level="warning", message=text))
-    return report.whole
+    return not report.damage and all(step.status != "failed" for step in report.steps)

@@ -9,12 +9,15 @@ from typing import Any
 
 from jinja2 import TemplateError, nodes
 
+from opsctl import modules
 from opsctl.engine import find, templating
 from opsctl.engine.loader import raw_fields
 from opsctl.engine.tasks import Play, Task
 from opsctl.engine.templating import At
 from opsctl.errors import UsageError
 from opsctl.localfiles import read_text
+from opsctl.modules.contract import RESULTS
+from opsctl.text import did_you_mean
 
 # Variables that the engine itself provides.
 RUN_TIME = (
@@ -25,12 +28,18 @@ RUN_TIME = (
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Variables used at one place. `guarded`: those that may be undefined there (`x is defined`, `x | default(1)`)."""
+    """Variables used at one place.
+
+    Attributes:
+        guarded: those that may be undefined there (`x is defined`, `x | default(1)`).
+        fields: what is asked of variables by name: `(r, stdout)` of `r.stdout`; not what may be undefined.
+    """
 
     at: At
     names: frozenset[str]
     guarded: frozenset[str]
     task: Task | None = None
+    fields: frozenset[tuple[str, str]] = frozenset()
 
 
 def uses(play: Play) -> Iterator[Use]:
@@ -89,7 +98,7 @@ def _in(value: Any, at: At, task: Task | None) -> Iterator[Use]:
         case str():
             if templating.is_template(value):
                 names = frozenset(templating.names_used(value))
-                yield Use(at, names, _guarded(value), task)
+                yield Use(at, names, _guarded(value), task, _fields(value))
         case list() | tuple():
             for index, one in enumerate(value):
                 yield from _in(one, at / index, task)
@@ -108,6 +117,49 @@ def _guarded(text: str) -> frozenset[str]:
     names = {g.name for g in guards if isinstance(g, nodes.Name)}
     names |= {name.name for g in guards for name in g.find_all(nodes.Name)}
     return frozenset(names)
+
+
+def _fields(text: str) -> frozenset[tuple[str, str]]:
+    try:
+        tree = templating.parse(text)
+    except TemplateError:
+        return frozenset()
+    guarded = _guarded(text) | {n.name for n in tree.find_all(nodes.Name) if n.ctx != "load"}
+    found: set[tuple[str, str]] = set()
+    asked: list[tuple[nodes.Expr, Any]] = [(n.node, n.attr) for n in tree.find_all(nodes.Getattr)]
+    asked += [(n.node, n.arg.value) for n in tree.find_all(nodes.Getitem) if isinstance(n.arg, nodes.Const)]
+    for of, key in asked:
+        if isinstance(of, nodes.Name) and of.name not in guarded and isinstance(key, str):
+            found.add((of.name, key))
+    return frozenset(found)
+
+
+def wrong_fields(play: Play) -> Iterator[UsageError]:
+    """What templates ask of registered results that their modules never give."""
+    registered: dict[str, list[Task]] = {}
+    for task in play.all_tasks():
+        if task.keys.register_:
+            registered.setdefault(task.keys.register_, []).append(task)
+    for use in uses(play):
+        own = {name for values, _ in (use.task.variables if use.task else ()) for name in values}
+        for name, field in sorted(use.fields):
+            its_own = name == "result" and use.task is not None
+            by = [use.task] if its_own and use.task else registered.get(name, [])
+            if not by or name in own or name in play.keys.vars or name in play.keys.params or hasattr(dict, field):
+                continue
+            known = [_given_by(task, whole=not its_own) for task in by]
+            given = frozenset().union(*(fields or () for fields in known))
+            if all(fields is not None for fields in known) and field not in given:
+                what = f"the result of {by[0].module} has no {field!r}"
+                yield UsageError(what, where=use.at.place, hint=did_you_mean(field, given))
+
+
+def _given_by(task: Task, *, whole: bool) -> frozenset[str] | None:
+    """What the result of a task may hold, `whole` or of one element of its loop; None where that is not known."""
+    if whole and task.keys.loop is not None:
+        return RESULTS | {"results"}
+    own = modules.get(task.module).results
+    return None if own is None else RESULTS | own
 
 
 def template_files(play: Play) -> frozenset[str] | None:

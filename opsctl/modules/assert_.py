@@ -23,6 +23,7 @@ class Assert(Action[AssertArgs]):
     name = "assert"
     args = AssertArgs
     free_form = "that"
+    results = frozenset({"assertion"})
     examples = """
 - name: A scratch folder was given
   assert: {that: ["scratch != ''"], msg: "no scratch folder"}

@@ -102,6 +102,7 @@ class Command(Module[Any]):
     name = "command"
     args: ClassVar[type[ModuleArgs]] = ArgvArgs
     free_form = "cmd"
+    results = frozenset({"code", "stdout", "stderr", "seconds", "dropped", "skipped_because"})
     examples = """
 - name: What runs there
   command: {cmd: uname -r, read_only: true}
@@ -123,7 +124,9 @@ class Command(Module[Any]):
         if idle_because(args, replies):
             return None
         summary = "run " + one_line(_shown(args.words()), 100)
-        foreseen = not args.changed_when or bool(replies)
+        if args.changed_when is False:
+            return Change(summary, (_run(args),), _undo(args), harmless=f"{summary}: it says that it changes nothing")
+        foreseen = bool(replies) and args.changed_when is True
         return Change(summary, (_run(args),), _undo(args), unknown=None if foreseen else UNFORESEEN)
 
     def result(
@@ -180,7 +183,8 @@ def idle_because(args: CommandArgs, replies: Mapping[str, Reply]) -> str | None:
     if "check" in replies:
         said = replies["check"].result
         if said["code"] != 0:
-            raise TaskFailed(f"the command of `check` failed: exit code {said['code']}: {_last(said)}")
+            what = f"the command of `check` failed: exit code {said['code']}: {_last(said)}"
+            raise TaskFailed(what, values=said)
         if not said["stdout"].strip():
             return "the command of `check` printed nothing"
     return None
@@ -228,7 +232,8 @@ def _undo(args: CommandArgs) -> tuple[Call, ...] | None:
 
 def _demand_success(args: CommandArgs, ran: Mapping[str, Any]) -> None:
     if ran["code"] not in args.ok_codes:
-        raise TaskFailed(f"`{one_line(_shown(args.words()), 80)}`: exit code {ran['code']}: {_last(ran)}")
+        raise TaskFailed(f"`{one_line(_shown(args.words()), 80)}`: exit code {ran['code']}: {_last(ran)}",
+                         values=ran)  # fmt: skip
 
 
 def _last(ran: Mapping[str, Any]) -> str:

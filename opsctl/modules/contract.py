@@ -42,6 +42,7 @@ class ModuleArgs(BaseModel):
 
 
 A = TypeVar("A", bound=ModuleArgs)
+RESULTS = frozenset({"changed", "failed", "skipped", "message"})  # what `register` gets of every task
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Change:
             what `register` gets in the place of `values` of the same names, which foretell it.
         diffs: what `--diff` shows.
         unknown: why check mode cannot tell whether this changes anything; None where it can.
+        harmless: why check mode leaves it out and counts it as no change; None where it is to be counted.
         values: what `register` gets besides the module's result, in check mode too.
         makes: folders that are there afterwards, so that check mode does not miss them in later tasks.
     """
@@ -82,6 +84,7 @@ class Change:
     transfer: Callable[[Host, Progress], Mapping[str, Any]] | None = None
     diffs: tuple[FileDiff, ...] = ()
     unknown: str | None = None
+    harmless: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     makes: frozenset[str] = frozenset()
 
@@ -152,6 +155,9 @@ class Module(ABC, Generic[A]):
     args: ClassVar[type[ModuleArgs]]
     free_form: ClassVar[str | None] = None  # the argument that a bare string fills: `command: uptime`
     examples: ClassVar[str] = ""  # YAML tasks, run by the tests
+    results: ClassVar[frozenset[str] | None] = (
+        None  # what `register` may get besides RESULTS; None: not known beforehand
+    )
 
     @abstractmethod
     def observe(self, args: A, site: Site) -> Sequence[Call]:
@@ -189,13 +195,15 @@ class Outcome:
 
 
 class Action(ABC, Generic[A]):
-    """A module that measures, checks or waits, and changes nothing. Read-only actions run in check mode as well."""
+    """A module that measures, checks or waits. Read-only actions run in check mode as well."""
 
     name: ClassVar[str]
     args: ClassVar[type[ModuleArgs]]
     free_form: ClassVar[str | None] = None
     examples: ClassVar[str] = ""
-    read_only: ClassVar[bool] = True  # False: needs what the play has changed, so check mode reports it as unknown
+    read_only: ClassVar[bool] = True  # False: needs what the play has changed, so check mode does not run it
+    results: ClassVar[frozenset[str] | None] = None  # as of a Module
+    changes: ClassVar[bool] = False  # whether it may change the host: then check mode reports it as unknown
     measures: ClassVar[tuple[str, ...]] = ()  # names it may put into Outcome.measures, for lint of gates
 
     def reads_only(self, args: A) -> bool:

@@ -29,6 +29,7 @@ class Debug(Action[DebugArgs]):
     name = "debug"
     args = DebugArgs
     free_form = "msg"
+    results = frozenset({"msg"})
     examples = """
 - name: Say it
   debug: "working in {{ scratch }}"

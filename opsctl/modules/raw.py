@@ -26,6 +26,7 @@ class Raw(Action[RawArgs]):
     args = RawArgs
     free_form = "cmd"
     read_only = False
+    changes = True
     examples = """
 - name: Give the host a Python
   when: false

@@ -119,14 +119,15 @@ def test_a_failed_check_is_told_once_and_pointed_to_at_the_end(project: Project,
 
 
 def test_what_ends_a_host_outside_of_a_task_has_its_place(project: Project, cli: Cli) -> None:
-    project.write('hosts: here\nvars: {often: -1}\ntasks:\n  - {debug: hi, retries: "{{ often }}"}\n')
+    project.write('hosts: here\nvars: {long: soon}\ntimeout: "{{ long }}"\ntasks: [{debug: hi}]\n')
     said = cli("run", "play.yaml", "-o", "jsonl", "--junit", "j.xml")
     ended = next(e for e in map(json.loads, said.out.splitlines()) if e["event"] == "host_ended")
-    assert ended["place"] == {"message": "", "where": "play.yaml:4:26", "file": "play.yaml", "line": 4, "column": 26}
+    assert ended["place"] == {"message": "", "where": "play.yaml:3:10", "file": "play.yaml", "line": 3, "column": 10}
     assert [case.get("name") for case in ET.parse("j.xml").iter("testcase") if case.find("failure") is not None]
     out = cli("run", "play.yaml", "-o", "github").out
     errors = [line for line in out.splitlines() if line.startswith("::error")]
-    assert errors == ["::error file=play.yaml,line=4,col=26,title=here%3A failed::retries: expected at least 0, got -1"]
+    why = "timeout: expected a duration such as 30s, 20m or 1h30m, got 'soon'"
+    assert errors == [f"::error file=play.yaml,line=3,col=10,title=here%3A failed::{why}"]
     project.write(BROKEN)
     out = cli("run", "play.yaml", "-o", "github").out
     assert out.count("::error") == 1  # a task's failure is not told again as the host's
@@ -445,7 +446,7 @@ def test_a_value_that_is_known_late_is_told_in_the_same_words(project: Project, 
     project.write(f"hosts: here\non_failure: rollback\nvars: {{said: soon, health: {{port: 70000}}}}\n{play}\n{tasks}")
     said = cli("run", "play.yaml")
     assert said.code == Exit.USAGE
-    assert told in said.out
+    assert told in said.out + said.err
 
 
 def test_a_question_needs_somebody_to_answer_it(project: Project, cli: Cli) -> None:

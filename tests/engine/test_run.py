@@ -241,7 +241,7 @@ tasks:
     assert project.run(play).code == Exit.FAILED
     (project.out / "go").touch()
     again = project.run(resume=_run_name(project))
-    assert again.code == Exit.USAGE
+    assert again.code == Exit.MISTAKE
     assert "'got' is not defined" in again.of(HostEnded)[-1].message
     assert not (project.out / "two").exists()
 

@@ -131,7 +131,7 @@ def test_what_waits_for_an_operator_who_is_gone_can_be_taken_back_at_once(story:
 def test_ctrl_c(story: Story, action: str, moment: str) -> None:
     said = story.dying(action, moment, *story.deploy("two", "-e", "confirm_within=4s"))
     assert said.code == 130
-    assert "stopping after what is in progress" in said.out
+    assert "stopping what is in progress" in said.out
     assert story.settled() in ("one", "two")
     if "stopped at once" in said.out:
         assert "opsctl history" in said.out
