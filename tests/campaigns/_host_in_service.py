@@ -17,7 +17,7 @@ from tests.story.conftest import Story, host_with_drafters, serving_one
 def _host() -> PracticeHost:
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="campaign-host-"))
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="campaign-host-", ignore_cleanup_errors=True))
     return stack.enter_context(host_with_drafters(Path(folder)))
 
 
