@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from opsctl.agent.secret_names import holds_secret
 from opsctl.errors import UsageError
 from opsctl.secret import Secret, masked
 from opsctl.text import did_you_mean, one_line
@@ -97,7 +98,14 @@ def plainly(one: Any) -> str:
         return "a secret cannot stand here: it would be seen by others"
     known = _PLAINLY.get(kind)
     message = known.format_map(one.get("ctx", {})) if known else one["msg"].replace("Input should be", "expected")
-    return message if kind in ("extra_forbidden", "missing") else f"{message}, got {_shown(one['input'])}"
+    if kind in ("extra_forbidden", "missing") or any(_names_secret(part) for part in one["loc"]):
+        return message
+    return f"{message}, got {_shown(one['input'])}"
+
+
+def _names_secret(part: Any) -> bool:
+    """Whether what stands under this key is a secret, whatever it is: then it is not quoted."""
+    return isinstance(part, str) and holds_secret(part, "a value")
 
 
 def _shown(value: Any) -> str:

@@ -20,8 +20,10 @@ _CI_COMMAND = re.compile(r"(?<=\n)([ \t]*):(?=:)|#(?=#(?:vso)?\[)")
 def printable(text: str) -> str:
     """`text` with every character escaped that could drive a terminal, or a CI system that reads our output.
 
-    These are controls, text direction, surrogates, and the first character of a CI system's command.
+    These are controls, text direction, surrogates, and the first character of a CI system's command. Secrets that are
+    known are masked.
     """
+    text = mask(text)
     if not text.isprintable():
         text = "".join(c if c in _KEEP or c.isprintable() else _escape(c) for c in text)
     return _CI_COMMAND.sub(lambda found: (found[1] or "") + _escape(found[0][-1]), text)

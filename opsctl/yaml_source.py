@@ -27,6 +27,9 @@ DocPath = tuple[str | int, ...]
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _FRACTION = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+]?[0-9]+)?\Z")
 _CORE = "tag:yaml.org,2002:"
+_BEHIND_SIGN = re.compile(
+    r"(undefined alias|duplicate anchor|undefined tag handle) .*"
+)  # may be a password with * or &
 _MOST_NODES = 200_000  # aliases of aliases can stand for billions of nodes
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -209,7 +212,7 @@ class _Builder:
 def _malformed(error: yaml.MarkedYAMLError, file: str) -> UsageError:
     mark = error.problem_mark or error.context_mark
     place = Place(file, mark.line + 1, mark.column + 1) if mark else Place(file)
-    problem = one_line(error.problem or "cannot be read")
+    problem = _BEHIND_SIGN.sub(r"\1", one_line(error.problem or "cannot be read"))
     hint = None
     if "\\t" in problem or "character that cannot start any token" in problem:
         hint = "indent with spaces; put quotes around text that begins with @, `, % or a tab"

@@ -14,9 +14,9 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer c
 from typer.core import TyperCommand, TyperGroup
 
 from opsctl import __version__
+from opsctl.agent import masking
 from opsctl.cli import examples
 from opsctl.errors import Exit, OpsctlError
-from opsctl.secret import mask
 from opsctl.text import printable
 
 
@@ -109,7 +109,7 @@ def run(args: list[str]) -> int:
             return _refused(f"cannot write: {error.strerror}", Exit.FAILED)
         if isinstance(error, FileNotFoundError) and _homeless():
             return _refused("the folder this was started in does not exist any more", Exit.USAGE)
-        _say(printable(mask(traceback.format_exc())))
+        _say(printable(masking.text(traceback.format_exc())))
         _say("this is a bug in opsctl: please report it with the lines above")
         return Exit.BUG
 
@@ -130,10 +130,13 @@ def _homeless() -> bool:
 
 
 def tell(error: OpsctlError) -> None:
-    """Print an error and its next step on stderr, safe for a terminal."""
-    _say(f"error: {printable(mask(str(error)))}")
+    """Print an error and its next step on stderr, safe for a terminal, without what looks like a secret.
+
+    Errors quote what they are about: a URL with a password in it, the environment of a command.
+    """
+    _say(f"error: {printable(masking.text(str(error)))}")
     if error.hint:
-        _say(f"  → {printable(mask(error.hint))}")
+        _say(f"  → {printable(masking.text(error.hint))}")
 
 
 def _say(text: str) -> None:

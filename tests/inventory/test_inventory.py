@@ -162,6 +162,15 @@ def test_secrets_are_looked_up_late_and_never_shown(tmp_path: Path, monkeypatch:
         host.variables["token"].reveal()
 
 
+@pytest.mark.parametrize(
+    "said", ["*Hunter2x", "[Hunter2x]", "&Hunter2x a\n    user: &Hunter2x b", '"Hunter2x', "Hunter2x: y", "@Hunter2x"]
+)
+def test_a_mistake_in_a_password_does_not_quote_it(tmp_path: Path, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        inventory(tmp_path, f"hosts:\n  a:\n    password: {said}\n")
+    assert "Hunter2x" not in str(caught.value)
+
+
 ANSIBLE = """\
 all:
   vars: {ansible_user: root, region: eu}
