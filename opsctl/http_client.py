@@ -81,7 +81,7 @@ class _Transport(httpx.BaseTransport):
             raise _ours(error, where) from error
         allowance.meter.content()
         assert isinstance(answer.stream, Iterable)
-        body = _Body(answer.stream, where)
+        body = _Body(answer.stream, allowance.meter, where)
         found = httpx.Response(
             status_code=answer.status, headers=answer.headers, stream=body, extensions=answer.extensions
         )
@@ -154,12 +154,14 @@ class _Stream(httpcore.NetworkStream):
 
 
 class _Body(httpx.SyncByteStream):
-    def __init__(self, stream: Iterable[bytes], where: str) -> None:
-        self._stream, self._where = stream, where
+    def __init__(self, stream: Iterable[bytes], meter: limits.Meter, where: str) -> None:
+        self._stream, self._meter, self._where = stream, meter, where
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            yield from self._stream
+            for piece in self._stream:
+                self._meter.content(len(piece))
+                yield piece
         except Exception as error:
             raise _ours(error, self._where) from error
 

@@ -40,11 +40,17 @@ class Meter:
 
     def __init__(self, what: str, most: int, seconds: float, gap: Optional[float] = None) -> None:
         self._what, self._most, self._seconds, self._gap = what, most, seconds, gap
-        self._came, self._end, self._in_head = 0, now() + seconds, True
+        self._came, self._content, self._end, self._in_head = 0, 0, now() + seconds, True
 
-    def content(self) -> None:
-        """The headers have come: from here on it is the content."""
+    def content(self, count: int = 0) -> None:
+        """Note that the headers have come, and so many bytes of the content.
+
+        Raises AgentError too-much where the borders of its chunks outweigh it: each costs more than it brings.
+        """
         self._in_head = False
+        self._content += count
+        if count and self._came > self._content + OVERHEAD + self._content // 8:
+            raise too_much(self._what + ": borders of chunks", OVERHEAD)
 
     def wait(self) -> float:
         """Seconds to wait for the next bytes. Raises AgentError timeout where all of the time has passed."""

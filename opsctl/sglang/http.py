@@ -297,10 +297,7 @@ _LOST_HINT = "its scheduler may have died: `opsctl logs` shows the first error, 
 
 def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects of a server-sent event stream. Raises ValueError for one that is none."""
-    for line in _lines(pieces):
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
+    for data in _data(pieces):
         if data == b"[DONE]":
             return
         event = limits.read_json(data)
@@ -309,17 +306,18 @@ def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a stream. Raises AgentError where one is longer than an event may be."""
-    begun: list[bytes] = []
-    size = 0
+def _data(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """What the `data:` lines of a stream say. Raises AgentError where more than an event comes before the next."""
+    line, size = bytearray(), 0
     for piece in pieces:
-        *whole, rest = piece.split(b"\n")
-        for line in whole:
-            yield b"".join((*begun, line))
-            begun, size = [], 0
-        begun.append(rest)
-        size += len(rest)
+        first, *others = piece.split(b"\n")
+        line += first
+        size += len(piece)
+        for other in others:
+            if line.startswith(b"data:"):
+                yield bytes(line[5:].strip())
+                size = 0
+            line = bytearray(other)
         if size > limits.EVENT:
             raise limits.too_much("/generate: one event", limits.EVENT)
 

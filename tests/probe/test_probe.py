@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from probe_standin import NAMES, Shape, serving
 
+from opsctl.agent import limits
 from opsctl.cli.main import run
 from opsctl.errors import Exit
+from tests.campaigns.http import answering, dripping, head
 
 TWO = '{"id": "a", "input_ids": [40, 44]}\n{"id": "b", "workload": "code", "prompt": "def f():"}\n'
 Probe = Callable[..., tuple[int, dict[str, Any]]]
@@ -287,3 +289,21 @@ def test_counters_that_went_back_are_told(probe: Probe) -> None:
         code, result = probe(url)
     assert code == Exit.DONE
     assert "counters-went-back" in ids(result)
+
+
+def test_a_stream_in_tiny_chunks_is_left_early(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OVERHEAD", 128 << 10)
+    drops = dripping(head("Transfer-Encoding: chunked", kind="text/event-stream"), b"1\r\n \r\n")
+    with answering(lambda path: drops, "/generate") as port:
+        code, told = probe(f"http://127.0.0.1:{port}")
+    assert code == Exit.FAILED
+    assert "/generate: borders of chunks: more than 131072 bytes came" in told["stderr"]
+
+
+def test_what_comes_between_two_events_is_no_more_than_one(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "EVENT", 1 << 20)
+    comments = dripping(head(kind="text/event-stream"), b": still here\n" * 4096)
+    with answering(lambda path: comments, "/generate") as port:
+        code, told = probe(f"http://127.0.0.1:{port}")
+    assert code == Exit.FAILED
+    assert "/generate: one event: more than 1 MiB came" in told["stderr"]
