@@ -164,6 +164,35 @@ def test_history_show_report_and_rollback(project: Project, cli: Cli) -> None:
 BEFORE_ANY_CHANGE = "hosts: here\ntasks:\n  - {name: broken, command: {cmd: 'false', read_only: true}}\n"
 
 
+def test_a_damaged_journal_is_told_by_every_command_and_blocks_nobody(project: Project, cli: Cli) -> None:
+    """A damaged journal is told as such, and never as "everything is undone"."""
+    play = PLAY.replace("rollback", "stop")
+    project.write(play + "  - {name: broken, command: {cmd: 'test -e OUT/repaired'}}\n")
+    assert cli("run", "play.yaml").code == Exit.FAILED
+    [run] = (project.folder / "state-here/runs").iterdir()
+    log = run / "log"
+    log.write_bytes(b"".join(line for line in log.read_bytes().splitlines(keepends=True) if b'"done":1' not in line))
+
+    history = cli("history", "--host", "here")
+    assert "its journal is damaged: its log lacks record" in history.out
+    assert history.code == Exit.DONE
+    assert cli("show", run.name, "--host", "here").code == Exit.DAMAGED
+    resumed = cli("run", "play.yaml", "--resume", run.name)
+    assert resumed.code == Exit.DAMAGED
+    assert f"opsctl rollback {run.name}" in resumed.out + resumed.err
+    project.write(PLAY.replace("OUT/a", "OUT/b"))
+    other = cli("run", "play.yaml")
+    assert other.code == Exit.DONE
+    assert "its journal is damaged" in other.out + other.err
+
+    for _ in range(2):
+        undone = cli("rollback", run.name, "--yes")
+        assert undone.code == Exit.DAMAGED
+        assert "the journal is damaged: its log lacks record" in undone.out
+        assert "everything is undone" not in undone.out
+        assert not (project.out / "a").exists()
+
+
 def test_rollback_after_a_run_that_changed_nothing_undoes_nothing_else(project: Project, cli: Cli) -> None:
     project.write(PLAY)
     cli("run", "play.yaml")
