@@ -7,12 +7,36 @@ import ctypes
 import os
 import pwd
 import shutil
+import sys
 from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from opsctl.agent.protocol import AgentError
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEPT = ("LANG", "LC_CTYPE", "TZ", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+# The system call setgroups(2) of 64-bit Linux, by machine. It is one thread's, the function of libc is the process's.
+_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}
+
+# Becomes a user for good, and then another program, which hears the signals that Python ignores. It imports before it
+# becomes them all that execvp may want: they may be unable to read the library.
+_BECOME = """\
+import ctypes, os, signal, sys, warnings
+uid, gid, groups, *argv = sys.argv[1:]
+os.setgroups([int(group) for group in groups.split(",") if group])
+os.setgid(int(gid))
+os.setuid(int(uid))
+PR_SET_NO_NEW_PRIVS = 38
+if ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    sys.exit("cannot give up new privileges")
+for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(ignored, signal.SIG_DFL)
+try:
+    os.execvp(argv[0], argv)
+except OSError as error:
+    print("%s: %s" % (argv[0], error.strerror), file=sys.stderr)
+    sys.exit(127)
+"""
 
 
 class User(NamedTuple):
@@ -25,6 +49,12 @@ class User(NamedTuple):
     def name(self) -> str:
         known = _known(self.uid)
         return known.pw_name if known else "uid %d" % self.uid
+
+    @property
+    def groups(self) -> List[int]:
+        """Their supplementary groups: none where the host does not know them."""
+        known = _known(self.uid)
+        return os.getgrouplist(known.pw_name, self.gid) if known else []
 
 
 def user(uid: int, gid: int) -> User:
@@ -41,13 +71,13 @@ def others(who: User) -> bool:
 def words(who: User) -> List[str]:
     """What begins a command that is to run as `who`, whose groups it gets and no way back. Nothing for ourselves.
 
-    setpriv is named by its path: PATH may be theirs. It is not done by preexec_fn, which may hang in a process of many
-    threads; subprocess takes a user since Python 3.9 only.
+    It is the agent's own interpreter: setpriv is not on every host, preexec_fn may hang in a process of many threads,
+    and subprocess takes a user since Python 3.9 only.
     """
     if not others(who):
         return []
-    groups = "--init-groups" if _known(who.uid) else "--clear-groups"
-    return ["/usr/bin/setpriv", "--reuid", str(who.uid), "--regid", str(who.gid), groups, "--no-new-privs", "--"]
+    groups = ",".join(str(group) for group in who.groups)
+    return [sys.executable, "-I", "-S", "-c", _BECOME, str(who.uid), str(who.gid), groups]
 
 
 def environment(who: User) -> Dict[str, str]:
@@ -93,16 +123,25 @@ def acting(who: User) -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    ours = os.geteuid(), os.getegid()
+    ours = os.geteuid(), os.getegid(), os.getgroups()
     try:
+        _set_groups(libc, who.groups)
         libc.setfsgid(who.gid)
         libc.setfsuid(who.uid)
-        if (libc.setfsuid(-1), libc.setfsgid(-1)) != tuple(who):
+        if (libc.setfsuid(-1), libc.setfsgid(-1), set(os.getgroups())) != (*who, set(who.groups)):
             raise AgentError("permission", "cannot touch files with the rights of %s" % who.name)
         yield
     finally:
         libc.setfsuid(ours[0])
         libc.setfsgid(ours[1])
+        _set_groups(libc, ours[2])
+
+
+def _set_groups(libc: ctypes.CDLL, groups: List[int]) -> None:
+    """Give this thread these supplementary groups; os.getgroups tells whether the call for it is known."""
+    number = _SETGROUPS.get(os.uname().machine) if sys.maxsize > 1 << 32 else None
+    if number is not None:
+        libc.syscall(ctypes.c_long(number), ctypes.c_size_t(len(groups)), (ctypes.c_uint * len(groups))(*groups))
 
 
 def _known(uid: int) -> Optional[pwd.struct_passwd]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from opsctl.agent import checkout
+from opsctl.agent import checkout, rights
 from opsctl.agent.collect import bundle
 from opsctl.agent.protocol import AgentError, Call
 from opsctl.sglang.log_parts import Server, parts
@@ -222,19 +225,62 @@ def test_who_is_not_root_is_refused_in_a_checkout_of_somebody_else(project: Proj
     assert _as_other(lambda: checkout.command(str(project.clone), ["status"])) == "fine"
 
 
-def _as_other(ask: object) -> str:
+def test_who_touches_files_as_another_user_has_none_of_roots_groups(open_folder: Path) -> None:
+    """/etc/sudoers is such a file: of root's group, and readable by it."""
+    roots = open_folder / "roots"
+    roots.write_text("root's\n")
+    roots.chmod(0o640)
+
+    def read() -> None:
+        os.setgroups([0])
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(os.getgroups).result() == [0]  # its thread is there before we act
+            with rights.acting(rights.user(OTHER, OTHER)):
+                with pytest.raises(PermissionError):
+                    roots.read_text()
+                assert pool.submit(roots.read_text).result()
+        assert os.getgroups() == [0]
+        assert roots.read_text()
+
+    assert _in_child(read) == "fine"
+
+
+@pytest.mark.parametrize("who", [OTHER, ANOTHER], ids=["known", "unknown"])
+def test_a_program_of_another_user_has_their_rights_and_groups_and_no_way_back(who: int) -> None:
+    user = rights.user(who, who)
+    argv = [*rights.words(user), "cat", "/proc/self/status"]
+    done = subprocess.run(argv, env=rights.environment(user), capture_output=True, text=True, check=True)
+    status = dict(line.split(":\t", 1) for line in done.stdout.splitlines())
+    assert [status[name].split() for name in ("Uid", "Gid")] == [[str(user.uid)] * 4, [str(user.gid)] * 4]
+    assert status["Groups"].split() == [str(group) for group in user.groups]
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff")} == {0}
+    assert not int(status["SigIgn"], 16) & (1 << (signal.SIGPIPE - 1))
+    assert status["NoNewPrivs"] == "1"
+
+
+def _as_other(ask: Callable[[], object]) -> str:
     """What a child says that has become another user."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def become() -> None:
         os.setgroups([])
         os.setgid(OTHER)
         os.setuid(OTHER)
+        ask()
+
+    return _in_child(become)
+
+
+def _in_child(ask: Callable[[], object]) -> str:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
         try:
-            ask()  # type: ignore[operator]
+            ask()
             said = "fine"
         except AgentError as error:
             said = error.message
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not go on with the tests
+            said = repr(error)
         os.write(writer, said.encode())
         os._exit(0)
     os.close(writer)
