@@ -26,7 +26,7 @@ from opsctl.errors import Exit
 from tests.campaigns.campaign import Case
 from tests.sshd import SSHD, Sshd
 
-SHORT = 4
+SHORT = 2
 
 # `@` stands for the word.
 SHAPES = {

@@ -15,7 +15,7 @@ from tests.campaigns._host_in_service import in_service
 from tests.campaigns.campaign import Case
 from tests.sshd import eventually
 
-SHORT = 2
+SHORT = 1
 WHO = ("kill", "kill agent", "kill supervisor", "kill both", "kill all")
 FRAMES = 60  # in a deploy, about
 

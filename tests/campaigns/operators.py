@@ -12,7 +12,7 @@ from tests.campaigns.campaign import Case
 from tests.sshd import eventually
 from tests.story.conftest import Story
 
-SHORT = 2
+SHORT = 1
 TOLD = (0, 6)  # done, or refused as somebody else is at work
 
 

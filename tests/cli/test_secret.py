@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opsctl.agent.secret_names import holds_secret
@@ -67,6 +67,7 @@ def shows(text: str) -> bool:
 
 
 @pytest.mark.parametrize("way", WRITERS)
+@settings(max_examples=25)
 @given(before=SIGNS, after=SIGNS)
 def test_a_value_is_masked_in_every_form(way: str, before: str, after: str) -> None:
     value = before + WORD + after

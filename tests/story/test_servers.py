@@ -13,11 +13,11 @@ from tests.story.conftest import Story
 
 def test_a_server_that_does_not_come_up_is_taken_back_at_once_with_its_own_reason(story: Story) -> None:
     """Its own: the second failure is not explained by the crash of the first, which stands in the same log."""
-    for drafter, says, foreign in (
-        ("oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB", "stands still"),
-        ("hangs", "the server stands still while", "OutOfMemoryError"),
+    for drafter, stall, says, foreign in (
+        ("oom", "60s", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB", "stands still"),
+        ("hangs", "8s", "the server stands still while", "OutOfMemoryError"),
     ):
-        said = story.opsctl(*story.deploy(drafter, "-e", "stall=3s", "-e", "logs=true"))
+        said = story.opsctl(*story.deploy(drafter, "-e", f"stall={stall}", "-e", "logs=true"))
         assert said.code == 7
         assert "the host has put everything back: " in said.out
         assert says in said.out
