@@ -12,17 +12,24 @@ from opsctl.agent import durable
 
 
 def take(path: str, seconds: float = 0.3) -> Optional[int]:
-    """An exclusive flock, None if somebody else has it. Tries for a moment: `is_locked` holds it briefly to look."""
+    """An exclusive flock on a file of our own, None if somebody else has it."""
     fd = durable.opened(path, os.O_RDWR | os.O_CREAT)
+    if locked(fd, seconds):
+        return fd
+    os.close(fd)
+    return None
+
+
+def locked(fd: int, seconds: float) -> bool:
+    """Lock an open file, unless somebody else has it. Tries for a moment: `is_locked` holds it briefly to look."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
+            return True
         except OSError:
             if time.monotonic() >= deadline:
-                os.close(fd)
-                return None
+                return False
             time.sleep(0.02)
 
 

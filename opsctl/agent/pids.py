@@ -8,6 +8,8 @@ import signal as signals
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from opsctl.agent import ports
+
 
 class Process(NamedTuple):
     """One line of /proc/PID/stat, as much of it as identifies a process. `start` is in clock ticks since boot."""
@@ -181,7 +183,7 @@ def command(pid: int, limit: int = 400) -> str:
 
 def listener(port: int) -> Optional[Dict[str, Any]]:
     """Whoever listens on a TCP port: {"pid", "command"}, pid None where we may not know; None if no one listens."""
-    inodes = _listening(port)
+    inodes = [inode for _, inode in ports.listening(port)]
     if not inodes:
         return None
     wanted = {"socket:[%s]" % inode for inode in inodes}
@@ -195,19 +197,6 @@ def listener(port: int) -> Optional[Dict[str, Any]]:
         except OSError:
             continue
     return {"pid": None, "command": ""}
-
-
-def _listening(port: int) -> List[str]:
-    inodes = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as stream:
-                rows = [line.split() for line in stream.readlines()[1:]]
-        except OSError:
-            continue
-        # 0A is LISTEN; the address is HEX:PORT
-        inodes += [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
-    return inodes
 
 
 def _link(path: str) -> Optional[str]:

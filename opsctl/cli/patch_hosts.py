@@ -115,7 +115,7 @@ def undo_runs(hosts: Sequence[InventoryHost], tree: str | None, *, check: bool, 
             typer.echo(printable(f"{host.name}: {text}"), err=True)
 
         runs = runs_to_undo(remote, tree)
-        return [(run, None if check else undo_all(looked_up(remote, run.run), told)) for run in runs]
+        return [(run, None if check else undo_all(host, looked_up(remote, run.run), told)) for run in runs]
 
     done = on_each(hosts, undo)
     codes = [tell_errors(done)]

@@ -65,7 +65,7 @@ def without_speculation(reached: Reached) -> Iterator[Server]:
     assert remote is not None
     run = runname.new()
     doing = "probe --ab"
-    with hostlock.held([remote], run, doing):
+    with hostlock.held(host, [remote], run, doing):
         change = _change(host, remote)
         meta = {**hostlock.holder(run, doing), "vars": {}}
         remote.call(journal.begin(run, meta, resume=False), timeout=60)

@@ -75,7 +75,7 @@ def rollback(
     def work(remote: RemoteHost, one: InventoryHost) -> Report:
         past = looked_up(remote, wanted.run)
         refuse_if_worked_on(one.name, past, force=force)
-        return undo_all(past, lambda text: typer.echo(printable(f"{one.name}: {text}"), err=True))
+        return undo_all(one, past, lambda text: typer.echo(printable(f"{one.name}: {text}"), err=True))
 
     done = on_each([one for one in wanted.hosts if one.name in todo], work, past=False)
     for one in done:

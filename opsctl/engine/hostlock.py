@@ -1,8 +1,8 @@
 """The lock of a host: who holds it, and holding it for something that is no run of a playbook.
 
 Each user of the host has a lock in a state folder of its own, and whoever changes what is that user's takes it: all
-that become root exclude each other, whoever they log in as. Users that change different things do not wait for each
-other.
+that become root exclude each other, whoever they log in as. Root takes that of the user whose server it is, too, so
+that the two exclude each other. Users that change different things do not wait for each other.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from opsctl.agent.protocol import Call
 from opsctl.errors import Unreachable
+from opsctl.inventory import InventoryHost
 from opsctl.remote.host import RemoteHost
 
 NAME = "host"
@@ -31,10 +32,19 @@ def holder(run: str, playbook: str) -> dict[str, Any]:
     return {"run": run, "who": f"{user}@{node}", "from": source, "playbook": playbook, "since": since}
 
 
-def take(whose: Mapping[str, Any], token: str, wait: float, name: str = NAME) -> Call:
-    """Take the lock of a user. Two agents with the same `token` hold it together: one user may have two names."""
+def take(
+    whose: Mapping[str, Any], token: str, wait: float, name: str = NAME, host: InventoryHost | None = None
+) -> Call:
+    """Take the lock of a user; for root also of those who have the server of `host`.
+
+    Two agents with the same `token` hold it together: one user may have two names.
+    """
     holder = {key: whose[key] for key in ("who", "from", "run", "playbook", "since") if key in whose}
-    return Call("lock.take", {"name": name, "holder": holder, "token": token, "wait": wait})
+    server = None
+    if host is not None:
+        settings = host.sglang
+        server = {"port": settings.port, "unit": settings.unit if settings.unit_scope == "system" else None}
+    return Call("lock.take", {"name": name, "holder": holder, "token": token, "wait": wait, "server": server})
 
 
 def release(name: str = NAME) -> Call:
@@ -43,12 +53,15 @@ def release(name: str = NAME) -> Call:
 
 
 @contextlib.contextmanager
-def held(agents: Sequence[RemoteHost], run: str, doing: str) -> Iterator[None]:
-    """Keep everybody else from what these users of a host have. Raises Locked, RemoteError, Unreachable."""
+def held(host: InventoryHost, agents: Sequence[RemoteHost], run: str, doing: str) -> Iterator[None]:
+    """Keep everybody else from what these users of a host have, and from its server.
+
+    Raises Locked, RemoteError, Unreachable.
+    """
     whose, token = holder(run, doing), secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
         for agent in agents:
-            agent.call(take(whose, token, 0.0), timeout=60)
+            agent.call(take(whose, token, 0.0, host=host), timeout=60)
             stack.callback(_let_go, agent)
         yield
 

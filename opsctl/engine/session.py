@@ -116,7 +116,7 @@ class Session:
         remote = self.remote()
         first: list[Pending] = []
         if lock and not self.lock:
-            first += remote.send([hostlock.take(self.info.meta, self.token, self.info.lock_wait, lock)])
+            first += remote.send([self._take(lock, self.info.lock_wait)])
         if not self.info.check and self.past is None:
             first += remote.send([journal.list_runs(checkpoints=True)])
         return first
@@ -148,7 +148,10 @@ class Session:
         """Take the locks of the users that tasks become: what is theirs is changed, whoever logs in. Raises Locked."""
         for user in self.users:
             agent = self.remote().as_user(user)
-            self.wait(agent.send([hostlock.take(self.info.meta, self.token, wait, lock)])[0], wait + 60)
+            self.wait(agent.send([self._take(lock, wait)])[0], wait + 60)
+
+    def _take(self, lock: str, wait: float) -> Call:
+        return hostlock.take(self.info.meta, self.token, wait, lock, self.host)
 
     def reconnect(self) -> None:
         """Connect again after the connection was lost, and go on with the run where it was. Raises Unreachable, Locked.
@@ -167,8 +170,7 @@ class Session:
         if self.supervised:
             return
         if self.lock:
-            take = hostlock.take(self.info.meta, self.token, LOST_AGENT, self.lock)
-            self.wait(remote.send([take])[0], LOST_AGENT + 60)
+            self.wait(remote.send([self._take(self.lock, LOST_AGENT)])[0], LOST_AGENT + 60)
             self._lock_others(self.lock, LOST_AGENT)
         for user in self.journals():
             try:

@@ -10,6 +10,7 @@ from opsctl.engine import hostlock, journal
 from opsctl.engine.events import Event, Note, UndoStep
 from opsctl.engine.session import Session
 from opsctl.errors import Locked, RemoteError
+from opsctl.inventory import InventoryHost
 from opsctl.remote.host import RemoteHost
 
 
@@ -89,8 +90,8 @@ def refuse_if_worked_on(host: str, found: Sequence[Undoing], *, force: bool) -> 
                      hint="wait for its end; when its connection ends, it can be rolled back")  # fmt: skip
 
 
-def undo_all(found: Sequence[Undoing], on_progress: Callable[[str], None]) -> journal.Report:
-    """Take back a run in all the journals in which it stands, under the locks of those users.
+def undo_all(host: InventoryHost, found: Sequence[Undoing], on_progress: Callable[[str], None]) -> journal.Report:
+    """Take back a run in all the journals of a host in which it stands, under the locks of those users.
 
     Raises Locked, RemoteError, Unreachable.
     """
@@ -106,7 +107,7 @@ def undo_all(found: Sequence[Undoing], on_progress: Callable[[str], None]) -> jo
         told: Any = one.agent.call(journal.revert(one.past.run), on_progress=progress).result
         reports.append(journal.report(told))
     rest = [one for one in found if one not in supervised]
-    with hostlock.held([one.agent for one in rest], found[0].past.run, "rollback"):
+    with hostlock.held(host, [one.agent for one in rest], found[0].past.run, "rollback"):
         for one in rest:
             told = one.agent.call(journal.rollback(one.past.run, "asked for"), on_progress=progress).result
             reports.append(journal.report(told))
