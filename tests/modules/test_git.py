@@ -75,10 +75,15 @@ def test_a_short_id_goes_to_exactly_that_commit_and_back_to_the_branch(project: 
 
 
 @pytest.mark.parametrize("how", ["ref", "tag", "commit"])
-def test_what_is_not_here_yet_is_fetched(project: Project, play: Play, how: str) -> None:
+def test_what_is_not_here_yet_is_fetched_and_stays(project: Project, play: Play, how: str) -> None:
     wanted = {"ref": {"ref": "main"}, "tag": {"ref": "v3"}, "commit": {"commit": project.third[:8]}}[how]
     assert play.run("git", dest=str(project.clone), **wanted)["after"] == project.third
     assert play.run("git", dest=str(project.clone), **wanted)["changed"] is False
+    tags = git(project.clone, "tag")
+    play.rollback()
+    assert git(project.clone, "rev-parse", "HEAD") == project.second
+    assert git(project.clone, "cat-file", "-t", project.third) == "commit"
+    assert git(project.clone, "tag") == tags == ("v3" if how == "commit" else "")  # a short id fetches all there is
 
 
 def test_local_changes_of_every_kind_are_saved_and_come_back(project: Project, play: Play) -> None:
