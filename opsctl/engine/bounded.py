@@ -147,12 +147,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(optimized=False, **options)
+        self._trees: dict[str, nodes.Template] = {}  # by source
         self.binop_table |= {"+": _plus, "*": _times, "**": _power, "%": _modulo}
         self.concat: Callable[[Iterable[str]], str] = _joined
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Rewritten(self).visit(super()._parse(source, name, filename))
-        return tree
+        # The checks before a run and the run itself ask for the same trees, and nobody changes one.
+        if source not in self._trees:
+            self._trees[source] = _Rewritten(self).visit(super()._parse(source, name, filename))
+        return self._trees[source]
 
     def bound(self, filters: Mapping[str, Callable[..., Any]]) -> None:
         """Take these filters besides Jinja's own, all of them within the limits."""
