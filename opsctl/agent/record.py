@@ -82,7 +82,7 @@ class Record:
 
     @property
     def undone(self) -> bool:
-        """Whether all of it was taken back, and what that took was removed."""
+        """Whether all of it that can be was taken back, and what that took was removed."""
         return self.outcome == "rolled-back"
 
     def step(self, seq: int) -> Optional[Step]:

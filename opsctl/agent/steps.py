@@ -135,8 +135,9 @@ def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str
     """Take back every step, the last one first, then settle. Does only what is not done yet, so it can be repeated.
 
     A step that cannot be taken back does not keep the others from it. Gives {"outcome", "why", "steps", "settle",
-    "damage", "unlogged"}; the outcome is "rolled-back", or "rolled-back-partly" where something is left, or where the
-    journal is damaged: what it lacks may be left as well. Raises AgentError damaged where nothing of it can be read.
+    "damage", "unlogged"}; the outcome is "rolled-back", or "rolled-back-partly" where an undo failed, or where the
+    journal is damaged: what it lacks may be left. A step that never said how it is undone is told as kept, and is no
+    failure. Raises AgentError damaged where nothing of it can be read.
     """
     record = runs.read(run)
     if record.refused:
@@ -180,7 +181,7 @@ def _undo(record: Record, context: Context, account: Account, why: Optional[str]
     for key, (step, call) in _to_settle(record).items():
         _settle(record, key, step, call, context, account)
     failed = any(entry["error"] for entry in record.settled.values())
-    everything = all(step.undone for step in record.steps) and not failed and not record.damage
+    everything = all(step.undone or not step.can_undo for step in record.steps) and not failed and not record.damage
     outcome = "rolled-back" if everything else "rolled-back-partly"
     if record.outcome != outcome:
         account.note({"outcome": outcome, "why": why or record.why})
@@ -188,7 +189,7 @@ def _undo(record: Record, context: Context, account: Account, why: Optional[str]
 
 
 def _report(record: Record, step: Step) -> Dict[str, Any]:
-    status = "undone" if step.undone or record.undone else "failed" if step.can_undo else "kept"
+    status = "kept" if not step.can_undo else "undone" if step.undone or record.undone else "failed"
     return {"seq": step.seq, "task": step.task, "status": status, "error": step.undo_error}
 
 

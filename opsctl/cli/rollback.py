@@ -223,4 +223,7 @@ def tell_report(host: str, report: Report, *, err: bool = False) -> Exit:
 def _end(report: Report) -> str:
     if report.damage:
         return "what the journal still has is undone; more may have been changed, which it does not know of any more"
-    return "everything is undone" if report.whole else "NOT everything is undone"
+    if not report.whole:
+        return "NOT everything is undone"
+    kept = any(step.status == "kept" for step in report.steps)
+    return "everything that can be undone is undone" if kept else "everything is undone"

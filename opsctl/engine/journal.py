@@ -95,6 +95,7 @@ class Report:
     """What a rollback did.
 
     Attributes:
+        whole: no undo failed. A step that cannot be undone by its nature is none that failed.
         damage: what the journal lacks, a sentence each: more may have been done than could be undone.
         unlogged: why the journal does not have all of the rollback; None: it has.
     """

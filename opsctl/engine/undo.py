@@ -155,4 +155,4 @@ def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None]
     if report.unlogged:
         text = f"this rollback could not be noted in the journal: {report.unlogged}"
         emit(Note(at=clock(), host=host, level="warning", message=text))
-    return not report.damage and all(step.status != "failed" for step in report.steps)
+    return report.whole

@@ -218,6 +218,25 @@ def test_rollback_after_a_run_that_was_refused_undoes_nothing_else(project: Proj
     assert not (project.out / "a").exists()
 
 
+@pytest.mark.parametrize(
+    ("undo", "code", "end"),
+    [
+        ("", Exit.DONE, "everything that can be undone is undone"),
+        (", undo: 'true'", Exit.DONE, "everything is undone"),
+        (", undo: 'false'", Exit.ROLLBACK_FAILED, "NOT everything is undone"),
+    ],
+)
+def test_rollback_fails_only_where_an_undo_does(project: Project, cli: Cli, undo: str, code: Exit, end: str) -> None:
+    """Exit code 13 means that an undo failed; what cannot be undone by nature is said in words, with 0."""
+    project.write(f"{PLAY}  - {{name: sent, command: {{cmd: 'true'{undo}}}}}\n")
+    assert cli("run", "play.yaml").code == Exit.DONE
+    said = cli("rollback", "--yes")
+    assert (said.code, f"here: {end}\n" in said.out, "cannot be undone: sent" in said.out) == (code, True, undo == "")
+    assert not (project.out / "a").exists()
+    again = cli("rollback", "--yes")
+    assert (again.code, "nothing left to undo" in again.out) == (code, code == Exit.DONE)
+
+
 def test_rollback_means_the_newest_run_on_its_own_hosts_alone(project: Project, cli: Cli) -> None:
     project.hosts("a", "b")
     project.write("hosts: all\ntasks:\n  - {name: it, copy: {dest: 'OUT/{{ inventory_hostname }}', content: x}}\n")
