@@ -53,6 +53,8 @@ class Agent:
     def __init__(self, source: BinaryIO, sink: int, lease: float) -> None:
         self.groups: Set[int] = set()
         self._source, self._sink, self._lease = source, sink, lease
+        # What was sent first is like what comes after it: a dictionary for it, which the controller has as well.
+        self._dictionary = "".join(text or "" for text in loader.sources.values()).encode()
         self._idle = threading.Condition()  # guards what follows; told of every change
         self._outbox: List[bytes] = []
         self._waiting_bytes = 0
@@ -134,7 +136,7 @@ class Agent:
             if ready:
                 self._start([call])
         elif "load" in header:
-            rest = zlib.decompress(body) if body else b""
+            rest = zlib.decompressobj(zdict=self._dictionary).decompress(body) if body else b""
             for module, size in header["load"]:
                 loader.add(module, None if size is None else rest[:size].decode())
                 rest = rest[size or 0 :]

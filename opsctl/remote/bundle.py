@@ -73,7 +73,8 @@ def load_frame(modules: tuple[str, ...]) -> bytes:
     """The frame that brings agent modules, or word of those that there are none of."""
     found = [(module, _sent(module) if _path(module) else None) for module in modules]
     sizes = [(module, None if text is None else len(text)) for module, text in found]
-    return frame({"load": sizes}, zlib.compress(b"".join(text or b"" for _, text in found), 9))
+    packer = zlib.compressobj(9, zdict=_dictionary())
+    return frame({"load": sizes}, packer.compress(b"".join(text or b"" for _, text in found)) + packer.flush())
 
 
 @cache
@@ -136,6 +137,12 @@ def slim(text: str) -> str:
 @cache
 def _sent(module: str) -> bytes:
     return slim(_source(module)).encode()
+
+
+@cache
+def _dictionary() -> bytes:
+    """The source that every agent has from its start: with it the rest is a sixth smaller on its way."""
+    return b"".join(_sent(name) for name in ("loader", *CORE))
 
 
 @cache

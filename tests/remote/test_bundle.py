@@ -38,5 +38,6 @@ def test_the_first_calls_of_a_run_fit_the_first_flights_of_a_connection() -> Non
     known = {*bundle.CORE, "loader"}
     calls = [Call("lock.take"), Call("history.list"), Call("filelook.stat"), Call("filelook.read")]
     assert len(bundle.boot({})) < 8_000
-    assert len(bundle.load_frames(calls, known)) < 14_480
+    # One after the other, as a run does; what is left of 14,480 bytes is for the calls themselves.
+    assert sum(len(bundle.load_frames([call], known)) for call in calls) < 14_000
     assert bundle.load_frames(calls, known) == b"", "sent twice"
