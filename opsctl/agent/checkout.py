@@ -76,7 +76,7 @@ def owner(path: str) -> Tuple[User, str]:
         raise AgentError("permission", text, path=top)
     if ours == 0 == owners[top]:
         for part in (os.path.join(path, ".git"), *parts):
-            _demand_safe_way(part)
+            demand_safe_way(part)
         for folder in folders:
             _demand_roots_alone(folder)
     return rights.user(owners[top], os.lstat(top).st_gid), top
@@ -94,7 +94,7 @@ def maker(path: str) -> User:
     if os.geteuid() != 0:
         return User(os.geteuid(), os.getegid())  # whether we may write there, the system says
     if info.st_uid == 0:
-        _demand_safe_way(os.path.join(above, "x"))
+        demand_safe_way(os.path.join(above, "x"))
     return rights.user(info.st_uid, info.st_gid)
 
 
@@ -159,14 +159,14 @@ def _demand_roots_alone(folder: str) -> None:
         links = [name for name in folders if os.path.islink(os.path.join(top, name))]
         for path in (top, *(os.path.join(top, name) for name in (*names, *links))):
             if os.path.islink(path):
-                _demand_safe_way(path)
+                demand_safe_way(path)
             info = os.stat(path) if os.path.exists(path) else os.lstat(path)
             if info.st_uid != 0 or (_others_write(info) and not st.S_ISLNK(info.st_mode)):
                 raise _not_alone(path, info, "git would run as root by what it says")
 
 
-def _demand_safe_way(path: str) -> None:
-    """Refuse where somebody else can give a name on the way to `path` another meaning."""
+def demand_safe_way(path: str) -> None:
+    """Refuse where somebody else can give a name on the way to `path` another meaning. Raises AgentError permission."""
     for folder in _way(path):
         info = os.stat(folder)
         if safepath.changeable_by_others(info):

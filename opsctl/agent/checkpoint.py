@@ -11,7 +11,7 @@ import re
 import stat
 from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
-from opsctl.agent import torchfile
+from opsctl.agent import regular, torchfile
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.safetensors import MAX_TENSORS, Damaged, Entry, header_length, parse
 
@@ -185,12 +185,12 @@ def _open(path: str, file: Dict[str, Any], follow_links: bool) -> BinaryIO:
         kind = "pipe, socket or device" if file["kind"] == "other" else file["kind"]
         raise Damaged("not-a-file", "not a regular file but a %s" % kind)
     try:
-        # O_NONBLOCK: a pipe put in place since the listing must not hang us.
-        descriptor = os.open(os.path.join(path, file["name"]), os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = regular.descriptor(os.path.join(path, file["name"]))
     except OSError as error:
         raise Damaged("unreadable", "cannot be opened: %s" % error.strerror) from None
-    info = os.fstat(descriptor)
-    if not stat.S_ISREG(info.st_mode) or info.st_ino != file["inode"]:
+    except AgentError as error:
+        raise Damaged("unreadable", error.message) from None
+    if os.fstat(descriptor).st_ino != file["inode"]:
         os.close(descriptor)
         raise Damaged("changed", "changed while it was read")
     return open(descriptor, "rb")

@@ -2,6 +2,7 @@
 
 A part is one of
     {"name": "unit.txt", "argv": ["systemctl", "cat", "sglang"]}          the output of a command, stdout and stderr
+    {"name": "packages.txt", "python": "/opt/venv/bin/python", "script": "..."}  what an interpreter prints; see rights
     {"name": "proc/limits.txt", "path": "/proc/77/limits"}                a file
     {"name": "server.log", "logs": ["server.log.1.gz", "server.log"]}     a log, oldest file first, packed or not
     {"name": "journal.json", "call": "history.list", "args": {...}}       what another call of the agent gives, as JSON

@@ -205,6 +205,8 @@ def _demand_one_owner(call: Context, path: str, who: rights.User) -> None:
                 text = "%s is %s's and %s inside it %s's; give both to one owner: chown -R"
                 raise AgentError("permission", text % (path, who.name, folder, theirs.name), path=folder)
             _demand_one_owner(call, folder, who)
+        elif who.uid == 0 == os.geteuid() and os.path.isdir(folder):  # they could make one there meanwhile
+            checkouts.demand_safe_way(os.path.join(folder, ".git"))
 
 
 def _resolve(call: Context, path: str, commit: str) -> Optional[str]:

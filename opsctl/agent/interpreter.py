@@ -8,6 +8,7 @@ import subprocess
 from typing import Any, Dict, Optional, Tuple
 
 from opsctl.agent import rights
+from opsctl.agent.protocol import AgentError
 
 
 def answer(
@@ -18,14 +19,18 @@ def answer(
     seconds: float,
     ids: Optional[Tuple[int, int]] = None,
 ) -> Any:
-    """The last line that the script prints, read as JSON; None where there is none in time.
+    """The last line that the script prints, read as JSON; None where there is none in time, or root must not run it.
 
-    ids: user and group to become. What a process of somebody else calls its interpreter may be any program.
+    ids: user and group to become. What a process of somebody else calls its interpreter may be any program. Without it,
+    root becomes whoever could change the interpreter, or a folder that it imports from, with that user's environment.
     """
-    become = rights.words(rights.User(*ids)) if ids else []
+    path = environment.get("PYTHONPATH", "")
     try:
+        who = rights.User(*ids) if ids else rights.of_program(python, cwd or "/", *filter(None, path.split(os.pathsep)))
+        if ids is None and rights.others(who):
+            environment = dict(rights.environment(who), PYTHONPATH=path)
         done = subprocess.run(
-            [*become, os.path.expanduser(python), "-c", script],
+            [*rights.words(who), os.path.expanduser(python), "-c", script],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -35,5 +40,5 @@ def answer(
             check=True,
         )
         return json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+    except (AgentError, OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None

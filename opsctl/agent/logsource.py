@@ -86,7 +86,7 @@ def _unzstd(path: str, file: BinaryIO, block: int) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError:
-        yield from _zstd_command(path, block)
+        yield from _zstd_command(path, file, block)
         return
     reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     while True:
@@ -99,17 +99,18 @@ def _unzstd(path: str, file: BinaryIO, block: int) -> Iterator[bytes]:
         yield data
 
 
-def _zstd_command(path: str, block: int) -> Iterator[bytes]:
+def _zstd_command(path: str, file: BinaryIO, block: int) -> Iterator[bytes]:
     tool = shutil.which("zstd") or shutil.which("unzstd")
     if tool is None:
         raise AgentError(
             "missing-tool", "%s is packed with zstd, and this host has no zstd" % path, tool="zstd", path=path
         )
+    os.lseek(file.fileno(), 0, os.SEEK_SET)  # its buffer has read from it
     process = subprocess.Popen(
-        [tool, "-dcq", "--", os.path.abspath(path)],
+        [tool, "-dcq"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
+        stdin=file,
     )
     assert process.stdout is not None
     try:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from opsctl.agent import calls, checkout, logfiles
+from opsctl.agent import calls, checkout, logfiles, rights
 from opsctl.agent.logsource import blocks
 from opsctl.agent.logtail import begin_of, file_of
 from opsctl.agent.protocol import AgentError, Context
@@ -27,6 +27,11 @@ def read(
     if "argv" in part:
         environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "PAGER": "cat"}
         yield from _command(call, part["argv"], environment, None, entry, deadline)
+        return
+    if "python" in part:
+        who = rights.of_program(part["python"])
+        argv = [*rights.words(who), os.path.expanduser(part["python"]), "-c", part["script"]]
+        yield from _command(call, argv, dict(rights.environment(who), LC_ALL="C"), "/", entry, deadline)
         return
     if "git" in part:
         command = checkout.command(part["tree"], part["git"])
@@ -47,6 +52,8 @@ def named(part: Dict[str, Any]) -> str:
     """Where a part comes from, for the manifest."""
     if "argv" in part:
         return " ".join(part["argv"])
+    if "python" in part:
+        return " ".join([part["python"], "-c", part["script"]])
     if "git" in part:
         return " ".join(["git", "-C", part["tree"], *part["git"]])
     if "call" in part:

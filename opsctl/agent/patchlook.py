@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import draftnames, modelpath, rights, serverargv, servers, source
+from opsctl.agent import draftnames, modelpath, serverargv, servers, source
 from opsctl.agent.protocol import AgentError, Context, Reply
 
 
@@ -89,7 +89,7 @@ class _Imports(threading.Thread):
         if self.serving:
             self.imported = self.serving["package"]
         elif self.python:
-            self.imported = servers.located(self.python, "/", _environment(self.path), rights.of_program(self.python))
+            self.imported = servers.located(self.python, "/", _environment(self.path))
 
 
 def _writable(path: str) -> bool:

@@ -17,7 +17,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from opsctl.agent import adoption, durable, pids, serverargv, vram
+from opsctl.agent import adoption, durable, pids, safepath, serverargv, vram
 from opsctl.agent.filestate import absolute
 from opsctl.agent.keep import load, save
 from opsctl.agent.logtail import last_lines
@@ -221,8 +221,7 @@ def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False)
         raise AgentError("not-found", "there is no folder %s to run in" % wanted["cwd"], path=wanted["cwd"])
     environment = {key: value for key, value in os.environ.items() if not NOT_INHERITED.match(key)}
     environment.update(wanted["env"])
-    with told("write the log", wanted["log"]):
-        descriptor = os.open(wanted["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+    descriptor = _log(wanted["log"])
     try:
         seen_log = os.fstat(descriptor)
         offset, log_file = seen_log.st_size, [seen_log.st_dev, seen_log.st_ino]
@@ -263,6 +262,17 @@ def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False)
     if judge:
         _lasts(child, record)
     return {key: value for key, value in record.items() if key != "env"}
+
+
+def _log(path: str) -> int:
+    """A log, open to be added to. Raises AgentError where somebody else decides which file that is."""
+    with told("write the log", path), safepath.place(safepath.resolved(path)) as at:
+        fd = at.open(os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640)  # a pipe may have no reader
+        if at.planted(os.fstat(fd)):
+            os.close(fd)
+            raise AgentError("permission", "%s may be a hard link that somebody has put there" % path, path=path)
+        os.set_blocking(fd, True)
+        return fd
 
 
 def _lasts(child: "subprocess.Popen[bytes]", record: Record) -> None:

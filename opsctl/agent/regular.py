@@ -1,4 +1,7 @@
-"""Opening what is meant to be a file, and is perhaps something else: a pipe would block the call that opens it."""
+"""Opening what is meant to be a file, and is perhaps something else: a pipe would block the call that opens it.
+
+It is also where root reads what a path leads to that somebody else can change.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import stat as st
 from typing import BinaryIO, Optional
 
+from opsctl.agent import rights, safepath
 from opsctl.agent.protocol import AgentError
 
 _NAMES = {
@@ -21,12 +25,39 @@ def descriptor(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> int:
     """A regular file, open to be read. Raises OSError, AgentError invalid for anything else.
 
     What it is is asked of the open file: between a look at a name and its opening, another thing may have got the name.
+    Where somebody else decides what the path leads to, root reads with their rights: by a link of theirs it gets no
+    file that they cannot read. Raises AgentError permission where it cannot be told who that is.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+    if dir_fd is not None or os.geteuid():
+        return _opened(path, flags, dir_fd)
+    path = os.path.join(os.getcwd(), path)
+    try:
+        with safepath.place(path if flags & os.O_NOFOLLOW else safepath.resolved(path)) as at:
+            fd = _opened(at.name, flags | os.O_NOFOLLOW, at.folder, path)
+            if not at.planted(os.fstat(fd)):
+                return fd
+            os.close(fd)
+            uid = os.fstat(at.folder).st_uid
+    except AgentError as error:
+        if error.fields.get("user") is None:
+            raise
+        uid = error.fields["user"]
+    if not uid:
+        raise AgentError("permission", "%s may be a hard link that somebody has put there" % path, path=path)
+    with rights.acting(rights.user(uid, uid)):
+        return _opened(path, flags, None)
+
+
+def _opened(path: str, flags: int, dir_fd: Optional[int], shown: str = "") -> int:
+    shown = shown or path
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, shown) from None
     kind = st.S_IFMT(os.fstat(fd).st_mode)
     if kind != st.S_IFREG:
         os.close(fd)
-        raise AgentError("invalid", "%s is %s, not a file" % (path, _NAMES.get(kind, "no file")), path=path)
+        raise AgentError("invalid", "%s is %s, not a file" % (shown, _NAMES.get(kind, "no file")), path=shown)
     return fd
 
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 from typing import Dict, Iterator, List, NamedTuple, Optional
 
+from opsctl.agent import safepath
 from opsctl.agent.protocol import AgentError
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -93,18 +94,24 @@ def environment(who: User) -> Dict[str, str]:
     return dict(kept, PATH=PATH, **home)
 
 
-def of_program(path: str) -> User:
-    """Whose rights a program gets that we were told to run: as root, those of whoever could change it.
+def of_program(path: str, *folders: str) -> User:
+    """Whose rights a program gets that we were told to run: as root, those of whoever could change what it does.
 
-    Asked are the program, what it links to, and the folder it lies in, as a virtual environment is its folder's.
+    Asked are the program and what it links to, the `folders` it takes code from, and every folder on the way to them.
+    Raises AgentError permission where several could, or nobody can be named.
     """
     us = User(os.geteuid(), os.getegid())
     found = shutil.which(os.path.expanduser(path)) if us.uid == 0 else None
-    for place in (found, os.path.realpath(found), os.path.dirname(os.path.abspath(found))) if found else ():
-        info = os.lstat(place)
-        if info.st_uid != 0:
-            return user(info.st_uid, info.st_gid)
-    return us
+    who = {}  # type: Dict[int, str]
+    for named in (found, *folders) if found else ():
+        who.update((uid, named) for uid in safepath.changers(named))
+    if not who:
+        return us
+    if len(who) > 1 or 0 in who:
+        text = "%s is not run as root: others can change %s" % (path, " and ".join(sorted(set(who.values()))))
+        raise AgentError("permission", text, path=path)
+    uid = next(iter(who))
+    return user(uid, uid)
 
 
 def program(who: User, name: str) -> Optional[str]:
@@ -123,7 +130,7 @@ def acting(who: User) -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    ours = os.geteuid(), os.getegid(), os.getgroups()
+    ours = libc.setfsuid(-1), libc.setfsgid(-1), os.getgroups()  # perhaps not root's: it may be within another one
     try:
         _set_groups(libc, who.groups)
         libc.setfsgid(who.gid)

@@ -13,7 +13,7 @@ import grp
 import os
 import pwd
 import stat as st
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from opsctl.agent.protocol import AgentError
 
@@ -180,6 +180,36 @@ def changeable_by_others(info: os.stat_result) -> bool:
     return bool(info.st_mode & st.S_IWOTH or (info.st_mode & st.S_IWGRP and not _private(info.st_uid, info.st_gid)))
 
 
+def changers(path: str) -> Set[int]:
+    """The users but root who can change what `path` leads to: itself, a folder or a link on the way. For root alone.
+
+    0 stands for members of a group, or everybody, who can write where root owns. What is missing is nobody's to change.
+    """
+    found = set()  # type: Set[int]
+    todo, links, at = [os.path.join(os.getcwd(), path)], 0, "/"
+    while todo:
+        part, _, rest = todo.pop().lstrip("/").partition("/")
+        if rest:
+            todo.append(rest)
+        full = os.path.normpath(os.path.join(at, part))
+        try:
+            info = os.lstat(full)
+        except OSError:
+            break
+        if st.S_ISLNK(info.st_mode) and links < _MOST_LINKS:
+            links += 1
+            if info.st_uid:
+                found.add(info.st_uid)
+            target = os.readlink(full)
+            todo.append(target)
+            at = "/" if target.startswith("/") else at
+            continue
+        if changeable_by_others(info):
+            found.add(info.st_uid)
+        at = full
+    return found
+
+
 def demand_ours(folder: int, path: str) -> None:
     """Raise AgentError where somebody who is neither root nor we may rename things in a folder."""
     info = os.fstat(folder)
@@ -202,16 +232,18 @@ def _private(uid: int, gid: int) -> bool:
 
 
 def _demand_trusted(folder: int, link: os.stat_result, path: str) -> None:
-    owner = None
-    if link.st_uid not in (0, os.geteuid()):
-        owner = "is a symbolic link of the user %s" % _user(link.st_uid)
-    elif changeable_by_others(os.fstat(folder)):
-        owner = "is a symbolic link in a folder that others can change (it belongs to %s)" % (
-            _user(os.fstat(folder).st_uid)
-        )
-    if owner:
-        message = "%s %s: it is not followed; name the path it leads to" % (path, owner)
-        raise AgentError("permission", message, path=path, foreign_link=True)
+    """Raise AgentError where somebody else can have put a link there. `user`: who that is, None if many could."""
+    us = (0, os.geteuid())
+    above = os.fstat(folder)
+    if link.st_uid not in us:
+        what = "is a symbolic link of the user %s" % _user(link.st_uid)
+    elif changeable_by_others(above):
+        what = "is a symbolic link in a folder that others can change (it belongs to %s)" % _user(above.st_uid)
+    else:
+        return
+    who = next((info.st_uid for info in (link, above) if info.st_uid not in us), None)
+    message = "%s %s: it is not followed; name the path it leads to" % (path, what)
+    raise AgentError("permission", message, path=path, foreign_link=True, user=who)
 
 
 def _walked(path: str) -> Tuple[int, List[str]]:

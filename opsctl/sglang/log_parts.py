@@ -23,6 +23,7 @@ ON_REQUEST = ("nvidia-bug-report.log",)
 FINE = {"kernel.log": (1,)}  # exit codes that are no failure: journalctl -g found nothing
 _KERNEL = "NVRM|Xid|AER|[Oo]ut of memory|oom-kill|nvme|nvidia|hung task|blocked for more|soft lockup|DMAR|AMD-Vi"
 # As `pip freeze`, which an environment need not have.
+_NOT_INSIDE = "--ignore-submodules=dirty"  # git would run in submodules, whoever they belong to
 _PACKAGES = (
     "import importlib.metadata as m, sys; print('python', sys.version);"
     " print('\\n'.join(sorted({'%s==%s' % (d.metadata['Name'], d.version) for d in m.distributions()})))"
@@ -169,12 +170,12 @@ def _processes(server: Server) -> list[Part]:
 def _software(server: Server) -> list[Part]:
     found: list[Part] = []
     if server.python:
-        found.append({"name": "packages.txt", "argv": [server.python, "-c", _PACKAGES]})
+        found.append({"name": "packages.txt", "python": server.python, "script": _PACKAGES})
     if server.source:
         asked = {
             "source-commit.txt": ["log", "-1", "--format=%H %cI %s"],
-            "source-status.txt": ["status", "--short", "--branch", "--untracked-files=no"],
-            "source-changes.diff": ["diff", "--no-ext-diff", "--no-textconv", "HEAD"],
+            "source-status.txt": ["status", "--short", "--branch", "--untracked-files=no", _NOT_INSIDE],
+            "source-changes.diff": ["diff", "--no-ext-diff", "--no-textconv", _NOT_INSIDE, "HEAD"],
         }
         found += [{"name": name, "git": words, "tree": server.source} for name, words in asked.items()]
     return found

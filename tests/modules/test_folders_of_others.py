@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +15,23 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import arrival, filelook, files, filestate, keep, safepath, stage
+from opsctl.agent import (
+    arrival,
+    filelook,
+    files,
+    filestate,
+    interpreter,
+    keep,
+    logsource,
+    logtail,
+    rights,
+    safepath,
+    stage,
+)
 from opsctl.agent.chunking import key
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.errors import RemoteError
+from tests.modules.conftest import Play
 from tests.modules.test_files import Step, snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
@@ -165,9 +182,97 @@ def test_a_release_is_not_staged_where_another_user_can_swap_names(ground: Path,
         (ground / "theirs" / "draft").rename(ground / "theirs" / os.urandom(4).hex())
 
 
-def test_a_release_does_not_publish_what_a_users_link_leads_to(ground: Path, tmp_path: Path) -> None:
-    (ground / "theirs" / "config.json").write_text("{}")
-    plant(ground / "theirs" / "notes.txt", ground / "outside" / "secret")
-    with pytest.raises(AgentError, match="may not read"):
-        staged(ground / "releases", ground / "theirs", tmp_path / "step")
+@pytest.mark.parametrize("open_to_all", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_release_does_not_publish_what_a_users_link_leads_to(
+    ground: Path, tmp_path: Path, whole: bool, open_to_all: bool
+) -> None:
+    """Neither by a link in it nor by one in its place. That a file is open to all in a closed folder does not count."""
+    (ground / "outside" / "secret").chmod(0o644 if open_to_all else 0o600)
+    source = ground / "theirs" / "draft"
+    if whole:
+        plant(source, ground / "outside")
+    else:
+        source.mkdir()
+        plant(source / "notes.txt", ground / "outside" / "secret")
+    with pytest.raises(AgentError, match="Permission denied"):
+        staged(ground / "releases", source, tmp_path / "step")
     assert not (ground / "releases").exists()
+
+
+def closing_read(tail: logtail.Tail) -> bytes:
+    with contextlib.closing(tail):
+        return tail.read()
+
+
+READERS: dict[str, Callable[[str], bytes]] = {
+    "file": lambda path: filelook.read(Context(), path).body,
+    "log": lambda path: b"".join(logsource.blocks(path)),
+    "last lines": lambda path: "".join(logtail.last_lines(path, 0, 9)).encode(),
+    "tail": lambda path: closing_read(logtail.Tail(path, 0)),
+    "digest": lambda path: {hashlib.sha256(SECRET).hexdigest(): SECRET}.get(filestate.sha256(path), b""),
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_root_reads_by_a_users_link_only_what_that_user_may_read(ground: Path, read: str) -> None:
+    """Else it stands in an error, in a bundle for a colleague, in a release."""
+    (ground / "shared").write_bytes(SECRET)
+    (ground / "outside" / "secret").chmod(0o644)
+    plant(ground / "theirs" / "shared", ground / "shared")
+    plant(ground / "theirs" / "secret", ground / "outside" / "secret")
+    plant(ground / "theirs" / "folder", ground / "outside")
+    (ground / "outside" / "secret.600").write_bytes(SECRET)
+    (ground / "outside" / "secret.600").chmod(0o600)
+    os.link(ground / "outside" / "secret.600", ground / "theirs" / "hard")
+    assert READERS[read](str(ground / "theirs" / "shared")) == SECRET
+    for name in ("secret", "folder/secret", "hard"):
+        found = b""
+        with contextlib.suppress(PermissionError, AgentError):
+            found = READERS[read](str(ground / "theirs" / name))
+        assert found == b"", name
+
+
+@pytest.mark.parametrize("how", ["link", "hard", "folder", "pipe"])
+def test_a_process_does_not_write_its_log_where_a_users_link_leads(ground: Path, play: Play, how: str) -> None:
+    log = ground / "theirs" / "log"
+    if how == "link":
+        plant(log, ground / "outside" / "new")
+    elif how == "hard":
+        os.link(ground / "outside" / "secret", log)
+    elif how == "folder":
+        plant(ground / "theirs" / "d", ground / "outside")
+        log = ground / "theirs" / "d" / "secret"
+    else:
+        os.mkfifo(log)
+    before = snapshot(ground / "outside")
+    with pytest.raises(RemoteError) as told:
+        play.host.call(Call("process.start", {"name": "p", "argv": ["/bin/echo", "x"], "log": str(log)}))
+    assert str(log).rpartition("/")[0] in str(told.value)
+    assert snapshot(ground / "outside") == before
+
+
+@pytest.mark.parametrize("whose", ["program", "above", "link", "imports"])
+def test_root_does_not_run_an_interpreter_that_a_user_can_change(ground: Path, tmp_path: Path, whose: str) -> None:
+    """Neither to ask it for its flags, which --check does, nor for a proof."""
+    theirs, folder, place = ground / "theirs", ground / "venv", "/"
+    if whose == "imports":
+        (theirs / "json.py").write_text("import os\nloads = dumps = lambda *_: os.getuid()")
+        python, place = Path(sys.executable), str(theirs)
+    else:
+        folder = theirs / "venv" if whose == "above" else folder
+        (folder / "bin").mkdir(parents=True)
+        python = folder / "bin" / "python"
+        python.write_text("#!/bin/sh\nid -u\n")
+        python.chmod(0o755)
+    if whose == "program":
+        os.chown(python, OTHER, OTHER)
+    elif whose == "link":
+        plant(theirs / "python", python)
+        python = theirs / "python"
+    assert rights.of_program(str(python), place).uid == OTHER
+    assert interpreter.answer(str(python), "import json; print(json.dumps(0))", place, dict(os.environ), 20) == OTHER
+    theirs.chmod(0o777)
+    os.chown(theirs, 0, 0)
+    if whose in ("above", "imports"):  # all can change it: there is nobody whose rights it could get
+        assert interpreter.answer(str(python), "print(0)", place, dict(os.environ), 20) is None

@@ -152,7 +152,9 @@ def test_what_is_put_back_does_not_follow_their_links(project: Project, play: Pl
     assert [path.name for path in roots.iterdir()] == ["index"]
 
 
-@pytest.mark.parametrize("part", ["", ".git", ".git/config", "gitdir", "commondir", "mode", "parent", "link", "inner"])
+@pytest.mark.parametrize(
+    "part", ["", ".git", ".git/config", "gitdir", "commondir", "mode", "parent", "link", "inner", "empty"]
+)
 def test_root_runs_git_only_in_what_is_roots_alone(project: Project, play: Play, open_folder: Path, part: str) -> None:
     """Of several owners, or root's where others can change or replace it: refused, naming path and owner."""
     tree, named = project.clone, str(OTHER)
@@ -179,6 +181,10 @@ def test_root_runs_git_only_in_what_is_roots_alone(project: Project, play: Play,
         git(tree, "clone", "-q", str(project.upstream), "inner")
         git(tree, "add", "inner")
         give(tree / "inner", OTHER)
+    elif part == "empty":
+        git(tree, "update-index", "--add", "--cacheinfo", f"160000,{project.first},inner")
+        (tree / "inner").mkdir()
+        os.chown(tree / "inner", OTHER, OTHER)
     else:
         os.chown(tree / part, OTHER, OTHER)
     named = named if named != str(OTHER) else "nobody"
@@ -186,6 +192,26 @@ def test_root_runs_git_only_in_what_is_roots_alone(project: Project, play: Play,
         play.host.call(Call("git.look", {"path": str(tree)}))
     assert getattr(told.value, "kind", "") == "permission"
     assert str(open_folder) in str(told.value)
+
+
+def test_a_bundle_runs_nothing_in_a_submodule_of_somebody_else(project: Project, open_folder: Path) -> None:
+    """Git looks into the submodules of root's checkout, too, whoever they belong to; nor is their venv root's."""
+    traps, tree = Traps(open_folder), project.clone
+    git(tree, "clone", "-q", str(project.upstream), "inner")
+    git(tree, "add", "inner")
+    git(tree, "commit", "-qm", "inner")
+    (tree / "a.py").write_text("local\n")
+    git(tree / "inner", "config", "core.fsmonitor", "false")
+    traps.set(tree / "inner")
+    (tree / "inner/a.py").write_text("local\n")
+    python = tree / "inner/python"
+    python.symlink_to(traps.program)
+    give(tree / "inner", OTHER)
+    wire = Wire()
+    server = Server(source=str(tree), python=str(python))
+    bundle(wire, [part for part in parts(server, 0.0) if part["name"].startswith(("source-", "packages"))])
+    assert b"+local\n" in wire.files["source-changes.diff"]
+    assert traps.users() == {str(OTHER)}  # the interpreter
 
 
 def test_a_folder_that_all_may_write_is_fine_where_it_is_sticky(
