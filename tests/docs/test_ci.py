@@ -46,6 +46,11 @@ class Job:
             (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
             (folder / "bin" / name).chmod(0o755)
 
+    def make_unforeseeable(self) -> None:
+        """Add a task to the playbook of which check mode cannot tell what it would do."""
+        with (self.folder / "playbooks/tune.yaml").open("a") as file:
+            file.write("    - command: ls /\n")
+
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         assert BASH
         base = {
@@ -92,12 +97,17 @@ def test_the_github_workflow(job: Job) -> None:
     assert (done.returncode, outputs) == (0, {"exit-code": "3", "changes": "true"}), done.stdout + done.stderr
     assert not job.conf.exists()
     done, outputs, summary = action(job, change)
-    assert (done.returncode, outputs["changes"]) == (0, "false"), done.stdout + done.stderr
+    assert (done.returncode, outputs) == (0, {"exit-code": "0"}), done.stdout + done.stderr
     assert job.conf.read_text() == "NCCL_DEBUG=WARN\n"
     assert "| box |" in summary
     assert ET.parse(job.folder / "tune.xml").getroot().findall(".//testcase")
     done, outputs, _ = action(job, plan)
-    assert (done.returncode, outputs["changes"]) == (0, "false")
+    assert (done.returncode, outputs) == (0, {"exit-code": "0", "changes": "false"})
+    job.make_unforeseeable()
+    done, outputs, _ = action(job, plan)
+    assert (done.returncode, outputs) == (0, {"exit-code": "14", "changes": "unknown"}), done.stdout + done.stderr
+    goes_on = next(step["if"] for step in steps if "if" in step)
+    assert goes_on.endswith("steps.plan.outputs.changes != 'false'"), "what may change is to be changed"
     done, outputs, summary = action(job, health)
     assert int(outputs["exit-code"]) == done.returncode
     assert done.returncode in (Exit.DONE, Exit.DEGRADED, Exit.UNFIT)  # as fit as the machine that runs the tests
@@ -108,8 +118,10 @@ def test_the_github_workflow(job: Job) -> None:
 
 def test_the_action_passes_failures_on(job: Job) -> None:
     done, outputs, _ = action(job, "run tune -e 'x=$(touch owned)'")
-    assert (done.returncode, outputs["exit-code"]) == (Exit.USAGE, "2")
+    assert (done.returncode, outputs) == (Exit.USAGE, {"exit-code": "2"})
     assert not (job.folder / "owned").exists()
+    done, outputs, _ = action(job, "run no-such --check --exit-code")
+    assert (done.returncode, outputs) == (Exit.USAGE, {"exit-code": "2", "changes": "unknown"})
     (job.folder / "playbooks/tune.yaml").write_text("- hosts: all\n  tasks:\n    - command: 'false'\n")
     done, outputs, summary = action(job, "run tune")
     assert (done.returncode, outputs["exit-code"]) == (Exit.FAILED, "4")
@@ -117,7 +129,7 @@ def test_the_action_passes_failures_on(job: Job) -> None:
     assert "box" in summary
     (job.folder / "playbooks/tune.yaml").write_text("- hosts: all\n  vars: {unused: 1}\n  tasks: [{debug: x}]\n")
     done, outputs, _ = action(job, "lint playbooks/tune.yaml")
-    assert (done.returncode, outputs["changes"]) == (Exit.CHANGES, "false")
+    assert (done.returncode, outputs) == (Exit.CHANGES, {"exit-code": "3"})
 
 
 def test_the_gitlab_pipeline(job: Job) -> None:
@@ -132,7 +144,9 @@ def test_the_gitlab_pipeline(job: Job) -> None:
 
     assert run("lint").returncode == 0
     assert json.loads((job.folder / "gl-code-quality-report.json").read_text()) == []
-    assert run("plan").returncode in pipeline["plan"]["allow_failure"]["exit_codes"]
+    warned = pipeline["plan"]["allow_failure"]["exit_codes"]
+    assert sorted(warned) == [Exit.CHANGES, Exit.UNKNOWN]
+    assert run("plan").returncode == Exit.CHANGES
     assert not job.conf.exists()
     done = run("change")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -141,6 +155,8 @@ def test_the_gitlab_pipeline(job: Job) -> None:
     for file in [*artifacts["paths"], *artifacts["reports"].values()]:
         assert (job.folder / file).is_file(), file
     assert run("plan").returncode == 0
+    job.make_unforeseeable()
+    assert run("plan").returncode == Exit.UNKNOWN
 
 
 def test_the_hook_names_a_command_that_takes_files(job: Job) -> None:

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from tests.sshd import eventually
-from tests.story.conftest import Story
+from tests.story.conftest import HERE, Story
 
 
 def test_a_server_that_does_not_come_up_is_taken_back_at_once_with_its_own_reason(story: Story) -> None:
@@ -25,6 +25,24 @@ def test_a_server_that_does_not_come_up_is_taken_back_at_once_with_its_own_reaso
         assert ("first error in the log: " in said.out) == (drafter == "oom"), said.out
         assert "practice: undone: Serve" in said.out
         assert (story.settled(), story.note()) == ("one", "one")
+
+
+def test_a_deploy_is_foretold_by_its_exit_code(story: Story) -> None:
+    """--check --exit-code of `deploy-drafter`: 0 where it is in service, 3 where it is not, 14 where it may not be."""
+    root = story.practice.root
+    (root / "one.jsonl").write_text('{"prompt": "hello"}\n')
+    shipped = (HERE / "playbooks/deploy-drafter.yaml").read_text()
+    (root / "unforeseeable.yaml").write_text(shipped.replace("  tasks:\n", "  tasks:\n    - command: ls /\n", 1))
+    given = ("-e", "name=eagle3", "-e", "accept_findings=[target-capture]", "-e", "prompts=one.jsonl")
+    for playbook, drafter, code in (
+        ("deploy-drafter", "one", 0),
+        ("deploy-drafter", "two", 3),
+        ("unforeseeable.yaml", "one", 14),
+    ):
+        words = ("run", playbook, "-e", f"drafter=drafters/{drafter}", *given, "--check", "--exit-code")
+        said = story.opsctl(*words)
+        assert said.code == code, said.out
+    assert (story.settled(), story.note()) == ("one", "one")
 
 
 def test_a_gate_that_does_not_hold_takes_everything_back_and_leaves_each_run_undoable(story: Story) -> None:
