@@ -11,9 +11,9 @@ import os
 import stat as st
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from opsctl.agent import rights, safepath
+from opsctl.agent import rights, safepath, users
 from opsctl.agent.protocol import AgentError
-from opsctl.agent.rights import User
+from opsctl.agent.users import User
 
 # What git is told whoever runs it. The hooks of a checkout are never run.
 SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "core.quotePath=false")
@@ -79,7 +79,7 @@ def owner(path: str) -> Tuple[User, str]:
             demand_safe_way(part)
         for folder in folders:
             _demand_roots_alone(folder)
-    return rights.user(owners[top], os.lstat(top).st_gid), top
+    return users.user(owners[top], os.lstat(top).st_gid), top
 
 
 def maker(path: str) -> User:
@@ -95,7 +95,7 @@ def maker(path: str) -> User:
         return User(os.geteuid(), os.getegid())  # whether we may write there, the system says
     if info.st_uid == 0:
         demand_safe_way(os.path.join(above, "x"))
-    return rights.user(info.st_uid, info.st_gid)
+    return users.user(info.st_uid, info.st_gid)
 
 
 def demand_usable(source: str, who: User) -> None:

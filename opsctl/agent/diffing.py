@@ -16,8 +16,8 @@ from opsctl.agent import checkout
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context, Reply
 from opsctl.agent.regular import descriptor
-from opsctl.agent.rights import User
 from opsctl.agent.source import run
+from opsctl.agent.users import User
 
 
 def attempt(call: Context, root: str, sizes: List[int]) -> Reply:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from opsctl.agent import checkout as checkouts
 from opsctl.agent import filestate as fs
-from opsctl.agent import filewrite, gitsave, rights, safepath, trash
+from opsctl.agent import filewrite, gitsave, safepath, trash, users
 from opsctl.agent.gitrun import git, refused, text
 from opsctl.agent.keep import load, save
 from opsctl.agent.protocol import AgentError, Context
@@ -195,7 +195,7 @@ def _state(call: Context, path: str) -> Dict[str, Any]:
     }
 
 
-def _demand_one_owner(call: Context, path: str, who: rights.User) -> None:
+def _demand_one_owner(call: Context, path: str, who: users.User) -> None:
     """Refuse checkouts inside this one that are somebody else's: git looks into them as it does here."""
     for name in gitsave.submodules(call, path):
         folder = os.path.join(path, name)
@@ -248,7 +248,7 @@ def _clone(
         raise AgentError("invalid", "there is no checkout at %s, and no source to clone" % path, path=path)
     who = checkouts.maker(path)
     checkouts.demand_usable(source, who)
-    with rights.acting(who):
+    with users.acting(who):
         os.makedirs(os.path.dirname(path), exist_ok=True)
     with safepath.place(path) as at:
         temporary = filewrite.temporary_for(call, at, keep)

@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence
 from opsctl.agent import checkout
 from opsctl.agent.proc import Done, ending, execute
 from opsctl.agent.protocol import AgentError, Context
-from opsctl.agent.rights import User
+from opsctl.agent.users import User
 
 SETTINGS = (
     "protocol.file.allow=always",

@@ -17,7 +17,7 @@ from opsctl.agent.gitrun import git, text
 from opsctl.agent.keep import place, save
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.regular import opened
-from opsctl.agent.rights import User, acting
+from opsctl.agent.users import User, acting
 
 MOST_UNTRACKED = 64 << 20  # bytes of untracked files that go into the patch; they stay in place in any case
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import Any, Dict, Optional, Tuple
 
-from opsctl.agent import rights
+from opsctl.agent import rights, users
 from opsctl.agent.protocol import AgentError
 
 
@@ -26,8 +26,8 @@ def answer(
     """
     path = environment.get("PYTHONPATH", "")
     try:
-        who = rights.User(*ids) if ids else rights.of_program(python, cwd or "/", *filter(None, path.split(os.pathsep)))
-        if ids is None and rights.others(who):
+        who = users.User(*ids) if ids else rights.of_program(python, cwd or "/", *filter(None, path.split(os.pathsep)))
+        if ids is None and users.others(who):
             environment = dict(rights.environment(who), PYTHONPATH=path)
         done = subprocess.run(
             [*rights.words(who), os.path.expanduser(python), "-c", script],

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any, Dict, List, Optional, Tuple
 
-from opsctl.agent import durable, flocks, masking, ports, rights
+from opsctl.agent import durable, flocks, masking, ports, users
 from opsctl.agent.protocol import AgentError, Context
 
 _held: Dict[Tuple[str, int], int] = {}  # name, uid of whose lock it is -> descriptor
@@ -134,7 +134,7 @@ def _open(name: str, uid: int) -> Optional[int]:
     except KeyError:
         return None
     path = os.path.join(known.pw_dir, ".local/state/opsctl/locks", name)
-    with durable.explained(), rights.acting(rights.User(uid, known.pw_gid)):
+    with durable.explained(), users.acting(users.User(uid, known.pw_gid)):
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)

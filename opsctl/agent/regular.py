@@ -9,7 +9,7 @@ import os
 import stat as st
 from typing import BinaryIO, Optional
 
-from opsctl.agent import rights, safepath
+from opsctl.agent import safepath, users
 from opsctl.agent.protocol import AgentError
 
 _NAMES = {
@@ -44,7 +44,7 @@ def descriptor(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> int:
         uid = error.fields["user"]
     if not uid:
         raise AgentError("permission", "%s may be a hard link that somebody has put there" % path, path=path)
-    with rights.acting(rights.user(uid, uid)):
+    with users.acting(users.user(uid, uid)):
         return _opened(path, flags, None)
 
 

@@ -1,23 +1,18 @@
-"""Acting with another user's rights: running a program as them, and touching files as them."""
+"""Running programs with another user's rights."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import pwd
 import shutil
 import sys
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, List, Optional
 
-from opsctl.agent import safepath
+from opsctl.agent import safepath, users
 from opsctl.agent.protocol import AgentError
+from opsctl.agent.users import User, others
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEPT = ("LANG", "LC_CTYPE", "TZ", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-
-# The system call setgroups(2) of 64-bit Linux, by machine. It is one thread's, the function of libc is the process's.
-_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}
 
 # Becomes a user for good, and then another program, which hears the signals that Python ignores. It imports before it
 # becomes them all that execvp may want: they may be unable to read the library.
@@ -40,35 +35,6 @@ except OSError as error:
 """
 
 
-class User(NamedTuple):
-    """Whose rights are meant."""
-
-    uid: int
-    gid: int
-
-    @property
-    def name(self) -> str:
-        known = _known(self.uid)
-        return known.pw_name if known else "uid %d" % self.uid
-
-    @property
-    def groups(self) -> List[int]:
-        """Their supplementary groups: none where the host does not know them."""
-        known = _known(self.uid)
-        return os.getgrouplist(known.pw_name, self.gid) if known else []
-
-
-def user(uid: int, gid: int) -> User:
-    """The user `uid` with their own group, `gid` where the host does not know them."""
-    known = _known(uid)
-    return User(uid, known.pw_gid if known else gid)
-
-
-def others(who: User) -> bool:
-    """Whether these are other rights than ours."""
-    return who.uid != os.geteuid()
-
-
 def words(who: User) -> List[str]:
     """What begins a command that is to run as `who`, whose groups it gets and no way back. Nothing for ourselves.
 
@@ -89,7 +55,7 @@ def environment(who: User) -> Dict[str, str]:
     if not others(who):
         return dict(os.environ)
     kept = {name: os.environ[name] for name in _KEPT if "@" not in os.environ.get(name, "@")}
-    known = _known(who.uid)
+    known = users.known(who.uid)
     home = {"HOME": known.pw_dir, "USER": known.pw_name, "LOGNAME": known.pw_name} if known else {}
     return dict(kept, PATH=PATH, **home)
 
@@ -111,48 +77,9 @@ def of_program(path: str, *folders: str) -> User:
         text = "%s is not run as root: others can change %s" % (path, " and ".join(sorted(set(who.values()))))
         raise AgentError("permission", text, path=path)
     uid = next(iter(who))
-    return user(uid, uid)
+    return users.user(uid, uid)
 
 
 def program(who: User, name: str) -> Optional[str]:
     """Path of a program as `who` would find it, None where it is missing."""
     return shutil.which(name, path=environment(who).get("PATH", PATH))
-
-
-@contextlib.contextmanager
-def acting(who: User) -> Iterator[None]:
-    """Have this thread, and no other, touch files with the rights of `who`; what it creates is theirs.
-
-    So nothing that they put in the way (a link, say) leads further than they get by themselves. See setfsuid(2).
-    Raises AgentError permission where we cannot take these rights.
-    """
-    if not others(who):
-        yield
-        return
-    libc = ctypes.CDLL(None)
-    ours = libc.setfsuid(-1), libc.setfsgid(-1), os.getgroups()  # perhaps not root's: it may be within another one
-    try:
-        _set_groups(libc, who.groups)
-        libc.setfsgid(who.gid)
-        libc.setfsuid(who.uid)
-        if (libc.setfsuid(-1), libc.setfsgid(-1), set(os.getgroups())) != (*who, set(who.groups)):
-            raise AgentError("permission", "cannot touch files with the rights of %s" % who.name)
-        yield
-    finally:
-        libc.setfsuid(ours[0])
-        libc.setfsgid(ours[1])
-        _set_groups(libc, ours[2])
-
-
-def _set_groups(libc: ctypes.CDLL, groups: List[int]) -> None:
-    """Give this thread these supplementary groups; os.getgroups tells whether the call for it is known."""
-    number = _SETGROUPS.get(os.uname().machine) if sys.maxsize > 1 << 32 else None
-    if number is not None:
-        libc.syscall(ctypes.c_long(number), ctypes.c_size_t(len(groups)), (ctypes.c_uint * len(groups))(*groups))
-
-
-def _known(uid: int) -> Optional[pwd.struct_passwd]:
-    try:
-        return pwd.getpwuid(uid)
-    except KeyError:
-        return None

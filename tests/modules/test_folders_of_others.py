@@ -258,7 +258,7 @@ def test_root_does_not_run_an_interpreter_that_a_user_can_change(ground: Path, t
     theirs, folder, place = ground / "theirs", ground / "venv", "/"
     if whose == "imports":
         (theirs / "json.py").write_text("import os\nloads = dumps = lambda *_: os.getuid()")
-        python, place = Path(sys.executable), str(theirs)
+        python, place = Path(shutil.which("python3", path="/usr/bin") or sys.executable), str(theirs)
     else:
         folder = theirs / "venv" if whose == "above" else folder
         (folder / "bin").mkdir(parents=True)

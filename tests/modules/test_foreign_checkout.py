@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import checkout, rights
+from opsctl.agent import checkout, rights, users
 from opsctl.agent.collect import bundle
 from opsctl.agent.protocol import AgentError, Call
 from opsctl.sglang.log_parts import Server, parts
@@ -261,7 +261,7 @@ def test_who_touches_files_as_another_user_has_none_of_roots_groups(open_folder:
         os.setgroups([0])
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(os.getgroups).result() == [0]  # its thread is there before we act
-            with rights.acting(rights.user(OTHER, OTHER)):
+            with users.acting(users.user(OTHER, OTHER)):
                 with pytest.raises(PermissionError):
                     roots.read_text()
                 assert pool.submit(roots.read_text).result()
@@ -273,7 +273,7 @@ def test_who_touches_files_as_another_user_has_none_of_roots_groups(open_folder:
 
 @pytest.mark.parametrize("who", [OTHER, ANOTHER], ids=["known", "unknown"])
 def test_a_program_of_another_user_has_their_rights_and_groups_and_no_way_back(who: int) -> None:
-    user = rights.user(who, who)
+    user = users.user(who, who)
     argv = [*rights.words(user), "cat", "/proc/self/status"]
     done = subprocess.run(argv, env=rights.environment(user), capture_output=True, text=True, check=True)
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines())
