@@ -42,6 +42,12 @@ def lacking(name: str, args: Dict[str, Any], context: Context) -> List[str]:
     return [] if looks is None else looks(context, **args)
 
 
+def foreseen(name: str, args: Dict[str, Any], context: Context) -> Any:
+    """What a call that takes something back would make of the content of a file, see files.foreseen; it only looks."""
+    looks = getattr(_module(name), "FORESEEN", {}).get(name.partition(".")[2])
+    return None if looks is None else looks(context, **args)
+
+
 def _module(name: str) -> Any:
     area, _, function = name.partition(".")
     if not area.isidentifier() or not function:

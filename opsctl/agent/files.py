@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as st
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from opsctl.agent import filestate as fs
 from opsctl.agent import filewrite, safepath, trash
@@ -17,7 +17,10 @@ from opsctl.agent.filewrite import Owner
 from opsctl.agent.keep import load, place, save
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.regular import opened, whole
 from opsctl.agent.safepath import Place
+
+_SHORT = 256 << 10  # bytes of a file up to which its content is told
 
 
 def write(
@@ -203,6 +206,41 @@ def needs(call: Context, path: str, keep: str) -> List[str]:
     return ["%s would lead to %s again, which is gone" % (path, target)]
 
 
+class Foreseen(NamedTuple):
+    """What `restore` would do to the content of a file: None where there is none.
+
+    ours: the file is as the change left it; else it is somebody else's by now, and would be left as it is.
+    """
+
+    ours: bool
+    now: Optional[bytes]
+    then: Optional[bytes]
+
+
+def foreseen(call: Context, path: str, keep: str) -> Optional[Foreseen]:
+    """What `restore` would do; None where that is not to change the content of a short file."""
+    record = load(call, keep)
+    if not record or not record.get("after"):
+        return None
+    before, after = record["before"], record["after"]
+    if before.get("sha256") == after.get("sha256"):
+        return None
+    path = fs.absolute(path)
+    with told("read", path), safepath.there(path) as at, safepath.place(place(call, keep)) as kept:
+        now = fs.of(at, digest=False) if at else dict(fs.ABSENT)
+        if any(one["kind"] not in ("file", "absent") or one.get("size", 0) > _SHORT for one in (now, before, after)):
+            return None
+        now = fs.of(at) if at else now
+        return Foreseen(_ours(now, before, after), _content(at, now), _content(kept, before))
+
+
+def _content(at: Optional[Place], state: fs.State) -> Optional[bytes]:
+    if at is None or state["kind"] == "absent":
+        return None
+    with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
+        return whole(stream, _SHORT)
+
+
 def _restore(call: Context, at: Place, keep: str, record: Dict[str, Any], temporary: Place) -> bool:
     before, after = record["before"], record["after"]
     now = fs.of(at, digest="sha256" in before or bool(after and "sha256" in after))
@@ -266,3 +304,4 @@ CALLS = {
     "restore": restore,
 }
 NEEDS = {"restore": needs}
+FORESEEN = {"restore": foreseen}

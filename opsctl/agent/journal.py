@@ -34,8 +34,9 @@ def apply(
     task: Any = None,
     undo: Optional[List[NamedCall]] = None,
     settle: Optional[List[NamedCall]] = None,
+    shows: Optional[List[str]] = None,
 ) -> Reply:
-    """Do one step: write it ahead, make its calls, mark it.
+    """Do one step: write it ahead, make its calls, mark it. `shows`: files whose content `foreseen` may tell.
 
     `calls`: [name, args, length of its part of the body]. Gives {"replies": [[result, length of its body], ...]}.
     A call that fails ends the step; the error has `step`, `call` and the `replies` before it.
@@ -44,7 +45,7 @@ def apply(
     runlog.join(run)
     with runlog.turn(run, call, "step %d%s" % (seq, ", %s" % task if task else "")):
         steps.provide(run, (undo or []) + (settle or []))
-        steps.announce(run, seq, task, [name for name, _, _ in todo], undo, settle or [])
+        steps.announce(run, seq, task, [name for name, _, _ in todo], undo, settle or [], shows or [])
         return steps.perform(run, seq, todo, call)
 
 
@@ -64,6 +65,11 @@ def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = r
 def lacking(call: Context, run: str) -> List[Dict[str, Any]]:
     """What a rollback would find missing, before it takes anything down: as of steps.lacking."""
     return steps.lacking(run, call)
+
+
+def foreseen(call: Context, run: str) -> Reply:
+    """What a rollback would make of the content of files: as of steps.foreseen."""
+    return steps.foreseen(run, call)
 
 
 def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, keep: int = 50) -> Dict[str, Any]:
@@ -105,6 +111,7 @@ CALLS = {
     "apply": apply,
     "rollback": rollback,
     "lacking": lacking,
+    "foreseen": foreseen,
     "finish": finish,
     "checkpoint": checkpoint,
 }

@@ -33,6 +33,7 @@ class Step:
         self.apart: Optional[str] = undo if isinstance(undo, str) else None  # the sum of the entry with its undo calls
         self.undo: List[NamedCall] = undo if isinstance(undo, list) else []  # format 1 has them here
         self.settle: List[NamedCall] = line.get("settle", [])
+        self.shows: List[str] = line.get("shows", [])  # files whose content is no secret, as their run knew
         self.lost: Optional[str] = None  # why it can no longer be taken back
         self.missing: List[str] = []  # what is said of this in the damage, unless taking it back shows otherwise
         self.kept: Dict[str, List[str]] = {}  # names of what its calls have kept -> files in its folder
@@ -183,7 +184,7 @@ def fill(record: Record, entries: Dict[str, Dict[str, Any]]) -> None:
             step.lost = "how step %d is undone is lost" % step.seq
             record.damage.append(step.lost)
         else:
-            step.undo, step.settle = entry["undo"] or [], entry["settle"]
+            step.undo, step.settle, step.shows = entry["undo"] or [], entry["settle"], entry.get("shows", [])
     if record.damage:
         known = {step.seq for step in record.steps}
         found = {entry["step"]: entry for entry in entries.values() if entry["step"] not in known}

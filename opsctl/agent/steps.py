@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from opsctl.agent import calls, durable, loader, masking, runlog, runs
 from opsctl.agent.protocol import AgentError, Context, Reply
@@ -78,15 +78,21 @@ def announce(
     names: List[str],
     undo: Optional[List[NamedCall]],
     settle: List[NamedCall],
+    shows: List[str],
 ) -> None:
-    """Write a step ahead: from here on a rollback takes it back, however far it comes."""
+    """Write a step ahead: from here on a rollback takes it back, however far it comes.
+
+    shows: files of which `foreseen` may tell the content. Which ones those are only the run knows: it has the secrets.
+    """
     record = whole(run)
     if record.outcome:
         raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
     if record.step(seq):
         raise AgentError("exists", "run %s has a step %d already" % (run, seq), run=run)
     step = {"step": seq, "task": masking.data(task), "calls": names}
-    apart = runlog.set_apart(run, dict(step, undo=undo, settle=settle)) if undo is not None or settle else None
+    apart = (
+        runlog.set_apart(run, dict(step, undo=undo, settle=settle, shows=shows)) if undo is not None or settle else None
+    )
     runlog.append(run, dict(step, undo=apart, can_undo=undo is not None))
 
 
@@ -163,6 +169,37 @@ def lacking(run: str, context: Context) -> List[Dict[str, Any]]:
     steps = [step for step in reversed(record.steps) if step.can_undo and not step.undone]
     found = [(step, _lacks(record, step, context)) for step in steps]
     return [{"seq": step.seq, "task": step.task, "why": why} for step, why in found if why]
+
+
+def foreseen(run: str, context: Context) -> Reply:
+    """What taking a run back would make of the files whose content is no secret. Only looks.
+
+    [{"seq", "path", "ours", "now", "then"}], in the order in which steps are taken back. `now` and `then` are the
+    lengths of the contents, which lie one after the other in the body, None where there is no file. A file that is not
+    `ours` was changed by somebody else since, and would be left as it is.
+    """
+    record = runs.read(run)
+    found: List[Dict[str, Any]] = []
+    contents: List[bytes] = []
+    ahead: Dict[str, Optional[bytes]] = {}  # what the undo of a later step will have made of a file
+    theirs: Set[str] = set()
+    for step in reversed(record.steps):
+        for name, args in step.undo if step.can_undo and not step.undone else ():
+            path, seen = args.get("path"), None
+            with suppress(AgentError, OSError):  # the rollback will tell
+                seen = calls.foreseen(name, args, Undoing(context, run, step)) if path in step.shows else None
+            if seen is None or path in theirs:
+                continue
+            ours = path in ahead or seen.ours
+            both = (ahead.get(path, seen.now), seen.then) if ours else (None, None)
+            if ours:
+                ahead[path] = seen.then
+            else:
+                theirs.add(path)
+            now, then = (None if content is None else len(content) for content in both)
+            found.append({"seq": step.seq, "path": path, "ours": ours, "now": now, "then": then})
+            contents += [content for content in both if content is not None]
+    return Reply(found, b"".join(contents))
 
 
 def _lacks(record: Record, step: Step, context: Context) -> List[str]:

@@ -27,6 +27,7 @@ def start(
     task: Any = None,
     undo: Optional[List[NamedCall]] = None,
     settle: Optional[List[NamedCall]] = None,
+    shows: Optional[List[str]] = None,
 ) -> Reply:
     """As journal.apply, in a process of its own; then as `follow`.
 
@@ -42,7 +43,7 @@ def start(
     supervising = _spawn(run)
     try:
         # It waits for its work: a step is written ahead once there is somebody to make it, and before it is made.
-        steps.announce(run, seq, task, names, undo, settle or [])
+        steps.announce(run, seq, task, names, undo, settle or [], shows or [])
         verdict.prepare(run)
         # The events are there before the supervisor writes any: following can begin at once.
         os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opsctl.cli.hosts import Done, HostOption, InventoryOption, chosen, on_each, tell_errors
-from opsctl.cli.playing import YesOption, ask
+from opsctl.cli.playing import DiffOption, YesOption, ask
 from opsctl.errors import Conflict, Exit, UsageError
 from opsctl.runname import LAST, meant
 from opsctl.text import few, printable
@@ -31,6 +31,7 @@ def rollback(
     inventory: InventoryOption = None,
     host: HostOption = None,
     check: Annotated[bool, typer.Option("--check", "-C", help="Only show what would be undone.")] = False,
+    diff: DiffOption = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also a deploy that its operator is at work on; and what can be, if not all can."),
@@ -41,15 +42,16 @@ def rollback(
 
     Examples:
 
-      opsctl rollback --check
+      opsctl rollback --check --diff
 
       opsctl rollback 20260301-101500-ab12
     """
     from opsctl.engine.undo import looked_up, refuse_if_worked_on, undo_all
     from opsctl.report.record import note_undone
 
+    diff = check if diff is None else diff
     wanted = _wanted(run, inventory, host, yes=yes)
-    looked = on_each(wanted.hosts, lambda remote, _: looked_up(remote, wanted.run), past=False)
+    looked = on_each(wanted.hosts, lambda remote, _: looked_up(remote, wanted.run, diff=diff), past=False)
     failed = tell_errors(looked)
     found = {done.host.name: done.value for done in looked if done.value}
     if not found and failed is not Exit.DONE:
@@ -183,13 +185,23 @@ def _left(one: Undoing) -> bool:
 
 
 def _show(wanted: _Wanted, found: Mapping[str, Sequence[Undoing]]) -> None:
-    """Say what would be undone on each host, the last change first."""
+    """Say what would be undone on each host, the last change first.
+
+    The secrets of a run are not known any more: besides the known ones, what has the shape of one is masked.
+    """
+    from opsctl.agent import masking
+    from opsctl.report.diff import unified
+
     typer.echo(printable(f"run {wanted.run} ({wanted.told})"))
     for host in wanted.hosts:
-        steps = [step for one in found.get(host.name, ()) if _left(one) for step in one.left]
-        for step in steps:
+        steps = [(one, step) for one in found.get(host.name, ()) if _left(one) for step in one.left]
+        for one, step in steps:
             what = "to undo" if step.can_undo else "cannot be undone"
             typer.echo(printable(f"{host.name}: {what}: {step.task}"))
+            for would in (would for would in one.foretold if would.seq == step.seq):
+                theirs = [f"{would.diff.path} was changed by someone else since: it would be left as it is"]
+                for line in unified(would.diff) if would.ours else theirs:
+                    typer.echo(printable(f"    {masking.text(line)}"))
         ended = next((one.past.ended_as for one in found.get(host.name, ()) if one.past.outcome == "rolled-back"), None)
         damaged = {sentence for one in found.get(host.name, ()) for sentence in one.past.damage if _left(one)}
         for sentence in sorted(damaged):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsctl.agent.protocol import Call, Reply
-from opsctl.modules.contract import Change
+from opsctl.modules.contract import Change, FileDiff
 from opsctl.remote import journal as wire
 
 NOT_CONFIRMED = "not confirmed"  # why a supervisor took a run back when its time was over
@@ -75,10 +75,20 @@ class PastRun:
 class PastStep:
     """One change of an earlier run. `state`: begun, done, failed; `can_undo`: it said how."""
 
+    seq: int
     task: str
     state: str
     can_undo: bool
     undone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """What the undo of the step `seq` would make of a file; not `ours`: somebody has changed it since, it is left."""
+
+    seq: int
+    diff: FileDiff
+    ours: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +122,17 @@ def begin(run: str, meta: Mapping[str, Any], *, resume: bool) -> Call:
 
 def apply(run: str, seq: int, task: str, change: Change) -> Call:
     """The step as one call: written ahead, executed, marked done."""
-    return wire.apply(run, seq, task, change.calls, change.undo, change.settle)
+    return wire.apply(run, seq, task, change.calls, change.undo, change.settle, _shows(change))
 
 
 def supervise(run: str, seq: int, task: str, change: Change, confirm_within: float) -> Call:
     """The same in a process of its own on the host, which takes the run back unless it is confirmed in time."""
-    return wire.supervise(run, seq, task, change.calls, change.undo, change.settle, confirm_within)
+    return wire.supervise(run, seq, task, change.calls, change.undo, change.settle, confirm_within, _shows(change))
+
+
+def _shows(change: Change) -> list[str]:
+    """The files of which an undo may show what it would make of them."""
+    return [diff.path for diff in change.diffs if not diff.secret]
 
 
 def follow(run: str, offset: int = 0) -> Call:
@@ -155,6 +170,11 @@ def lacking(run: str) -> Call:
     return Call("journal.lacking", {"run": run})
 
 
+def foreseen(run: str) -> Call:
+    """What a rollback would make of the content of files."""
+    return Call("journal.foreseen", {"run": run})
+
+
 def list_runs(limit: int = 10, *, checkpoints: bool = False) -> Call:
     return Call("history.list", {"limit": limit, "checkpoints": checkpoints})
 
@@ -190,8 +210,24 @@ def past_run(told: Mapping[str, Any]) -> PastRun:
 def past_steps(told: Mapping[str, Any]) -> tuple[PastStep, ...]:
     """The steps of a run that `show` has told of, in their order."""
     return tuple(
-        PastStep(str(s.get("task") or ""), str(s["state"]), bool(s["can_undo"]), bool(s["undone"])) for s in told["log"]
+        PastStep(int(s["seq"]), str(s.get("task") or ""), str(s["state"]), bool(s["can_undo"]), bool(s["undone"]))
+        for s in told["log"]
     )
+
+
+def foretold(reply: Reply) -> list[Foretold]:
+    """The answer to `foreseen`."""
+    body = reply.body
+
+    def content(length: int | None) -> bytes | None:
+        nonlocal body
+        found, body = body[: length or 0], body[length or 0 :]
+        return None if length is None else found
+
+    return [
+        Foretold(int(one["seq"]), FileDiff(str(one["path"]), content(one["now"]), content(one["then"])), one["ours"])
+        for one in reply.result
+    ]
 
 
 def report(told: Mapping[str, Any]) -> Report:

@@ -21,6 +21,7 @@ class Undoing:
     Attributes:
         user: None for the login user.
         lacks: what taking it back needs and is not there any more, a sentence each.
+        foretold: what would become of files whose content is no secret; only where asked for.
     """
 
     user: str | None
@@ -28,6 +29,7 @@ class Undoing:
     past: journal.PastRun
     steps: tuple[journal.PastStep, ...]
     lacks: tuple[str, ...]
+    foretold: tuple[journal.Foretold, ...]
 
     @property
     def left(self) -> list[journal.PastStep]:
@@ -46,19 +48,19 @@ def newest(orders: Sequence[Sequence[str]]) -> str | None:
     return max(heads - later or heads, default=None)
 
 
-def looked_up(remote: RemoteHost, run: str) -> list[Undoing]:
+def looked_up(remote: RemoteHost, run: str, *, diff: bool = False) -> list[Undoing]:
     """The run in the journals of all users that it worked as on this host, the login user's last.
 
     Raises RemoteError, Unreachable, AuthFailed.
     """
-    own = _in_journal(remote, remote.spec.become, run)
+    own = _in_journal(remote, remote.spec.become, run, diff=diff)
     if own is None:
         return []
-    others = (_in_journal(remote, user, run) for user in own.past.users)
+    others = (_in_journal(remote, user, run, diff=diff) for user in own.past.users)
     return [*(one for one in others if one), own]
 
 
-def _in_journal(remote: RemoteHost, user: str | None, run: str) -> Undoing | None:
+def _in_journal(remote: RemoteHost, user: str | None, run: str, *, diff: bool) -> Undoing | None:
     try:
         agent = remote.as_user(user)
         told = agent.call(journal.show(run), timeout=60).result
@@ -68,7 +70,8 @@ def _in_journal(remote: RemoteHost, user: str | None, run: str) -> Undoing | Non
         return None
     lacks = agent.call(journal.lacking(run), timeout=60).result if told["outcome"] != "rolled-back" else ()
     words = tuple(f"{one['task']}: {'; '.join(one['why'])}" for one in lacks)
-    return Undoing(user, agent, journal.past_run(told), journal.past_steps(told), words)
+    foretold = journal.foretold(agent.call(journal.foreseen(run), timeout=60)) if diff else ()
+    return Undoing(user, agent, journal.past_run(told), journal.past_steps(told), words, tuple(foretold))
 
 
 def refuse_if_worked_on(host: str, found: Sequence[Undoing], *, force: bool) -> None:

@@ -15,9 +15,13 @@ def apply(
     calls: Sequence[Call],
     undo: Sequence[Call] | None = (),
     settle: Sequence[Call] = (),
+    shows: Sequence[str] = (),
 ) -> Call:
-    """One journaled step as one call. Undo and settle calls are kept on the host and cannot have bodies."""
-    return Call("journal.apply", *_step(run, seq, task, calls, undo, settle))
+    """One journaled step as one call. Undo and settle calls are kept on the host and cannot have bodies.
+
+    shows: paths of files whose content is no secret: what an undo would make of them may be shown.
+    """
+    return Call("journal.apply", *_step(run, seq, task, calls, undo, settle, shows))
 
 
 def supervise(
@@ -28,9 +32,10 @@ def supervise(
     undo: Sequence[Call] | None,
     settle: Sequence[Call],
     confirm_within: float,
+    shows: Sequence[str] = (),
 ) -> Call:
     """A step that the host takes back, with the whole run, unless it is confirmed in time."""
-    args, body = _step(run, seq, task, calls, undo, settle)
+    args, body = _step(run, seq, task, calls, undo, settle, shows)
     return Call("supervise.start", {**args, "confirm_within": confirm_within}, body)
 
 
@@ -44,7 +49,13 @@ def replies(reply: Reply) -> list[Reply]:
 
 
 def _step(
-    run: str, seq: int, task: Any, calls: Sequence[Call], undo: Sequence[Call] | None, settle: Sequence[Call]
+    run: str,
+    seq: int,
+    task: Any,
+    calls: Sequence[Call],
+    undo: Sequence[Call] | None,
+    settle: Sequence[Call],
+    shows: Sequence[str],
 ) -> tuple[dict[str, Any], bytes]:
     args = {
         "run": run,
@@ -53,6 +64,7 @@ def _step(
         "calls": [[call.name, call.args, len(call.body)] for call in calls],
         "undo": None if undo is None else _bare(undo),
         "settle": _bare(settle),
+        "shows": list(shows),
     }
     return args, b"".join(call.body for call in calls)
 

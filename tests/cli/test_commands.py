@@ -288,6 +288,44 @@ def test_rollback_is_not_sure_which_run_is_the_newest_where_a_host_cannot_be_ask
     assert not (project.out / "a").exists()
 
 
+def test_rollback_shows_what_it_would_make_of_files_but_no_secrets(
+    project: Project, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "correct horse battery")
+    old = {"plain": "one\n", "twice": "one\n", "sealed": "staple\n", "theirs": "one\n", "shaped": "key: none\n"}
+    for name, text in old.items():
+        (project.out / name).write_text(text)
+    key = f"sk-{'a1B2c3D4' * 5}"
+    project.write(
+        "hosts: here\nvars: {token: !env TOKEN}\ntasks:\n"
+        '  - {name: plain, copy: {dest: OUT/plain, content: "two\\n"}}\n'
+        '  - {name: first, copy: {dest: OUT/twice, content: "two\\n"}}\n'
+        '  - {name: second, copy: {dest: OUT/twice, content: "three\\n"}}\n'
+        '  - {name: sealed, copy: {dest: OUT/sealed, content: "{{ token }}\\n"}}\n'
+        '  - {name: new, copy: {dest: OUT/new, content: "made\\n"}}\n'
+        f'  - {{name: shaped, copy: {{dest: OUT/shaped, content: "api_key: {key}\\n"}}}}\n'
+        "  - {name: gone, file: {path: OUT/theirs, state: absent}}\n"
+    )
+    assert cli("run", "play.yaml").code == Exit.DONE
+    monkeypatch.delenv("TOKEN")
+    (project.out / "theirs").write_text("somebody else's\n")
+    said = cli("rollback", "--check")
+    assert said.code == Exit.DONE
+    lines = [line.strip().removeprefix("here: to undo: ") for line in said.out.splitlines()[1:]]
+    shown = [re.sub(r"\[REDACTED.*\]", "***", one) for one in lines if not one.startswith(("---", "+++", "@@"))]
+    assert shown == [
+        "gone", f"{project.out}/theirs was changed by someone else since: it would be left as it is",
+        "shaped", "-api_key: ***", "+key: none",
+        "new", "-made",
+        "sealed",
+        "second", "-three", "+two", "first", "-two", "+one",
+        "plain", "-two", "+one",
+    ]  # fmt: skip
+    assert not any(word in said.out for word in ("horse", "staple", key))
+    assert "-two" not in cli("rollback", "--check", "--no-diff").out
+    assert (project.out / "plain").read_text() == "two\n"
+
+
 def test_rollback_looks_for_all_it_needs_before_it_takes_anything_down(project: Project, cli: Cli) -> None:
     old, new, link = project.out / "old", project.out / "new", project.out / "current"
     old.mkdir()
