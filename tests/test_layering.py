@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "opsctl"
 # Plain files at the top that anybody but the agent may use.
 SHARED = {
     *("__version__", "answers", "errors", "http_client", "quantities", "runname", "schema_errors", "schema_types"),
-    *("localfiles", "secret", "secret_sources", "text"),
+    *("localfiles", "patterns", "secret", "secret_sources", "text"),
 }
 DOMAIN = {"agent", "drafter", "gpu", "sglang"}
 MAY_KNOW = {

@@ -21,7 +21,10 @@ from jinja2.nativetypes import NativeCodeGenerator
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-STEPS = 200_000  # turns of loops and calls of one rendering, and what its values cost
+STEPS = 200_000  # turns of loops and calls of one rendering, and what its values cost: a few microseconds each
+COPIED = 1024  # characters of a value that cost a step where they are only copied
+WORKED_ON = 64  # the same where a filter or method looks at each
+LOOKED_AT = 16  # elements of a value that cost a step
 SIZE = 16 << 20  # characters of one value, all that is in it included
 ELEMENTS = 1 << 20  # of lists and mappings of one value, likewise
 BITS = 10_000  # of a whole number
@@ -57,29 +60,38 @@ def rendering() -> Iterator[None]:
         _spent.depth -= 1
 
 
-def bounded(value: Any) -> Any:
-    """The value. Raises TooMuch if it, with all that is in it, is larger than a value may be."""
+def bounded(value: Any, characters: int = COPIED) -> Any:
+    """The value. Raises TooMuch if it, with all that is in it, is larger than a value may be, or too much was done.
+
+    characters: how many of them cost a step.
+    """
     if isinstance(value, int | float) or value is None:
         return value
-    size, elements, left = 0, 0, [value]
+    size, elements = 0, 0
+    left: list[Any] = [[value]]
     while left:
-        one = left.pop()
-        elements += 1
-        if isinstance(one, str | bytes):
-            size += len(one)
-        elif isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple):
-            left += one
-        _check_size(size, elements + len(left))
-    _spend(size + elements)
+        inside = left.pop()
+        elements += len(inside)
+        _check_size(size, elements)
+        for one in inside:
+            kind = type(one)
+            if kind is int or kind is float or kind is bool:
+                continue
+            if isinstance(one, str | bytes):
+                size += len(one)
+            elif isinstance(one, dict):
+                left += [list(one.keys()), list(one.values())]
+            elif isinstance(one, list | tuple):
+                left.append(one)
+    _check_size(size, elements)
+    _spend(size // characters + elements // LOOKED_AT)
     return value
 
 
-def _spend(size: int = 0) -> None:
-    _spent.steps += 1 + (size >> 10)
+def _spend(more: int = 0) -> None:
+    _spent.steps += 1 + more
     if _spent.steps > STEPS:
-        raise TooMuch("this takes too many steps: loops and calls within one another")
+        raise TooMuch("this takes too many steps: loops and calls within one another, or over too much text")
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
@@ -179,8 +191,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return wrapped
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _spend()
         owner = getattr(__obj, "__self__", None)
+        bounded((owner, *args) if isinstance(owner, str) else args, WORKED_ON)
         if isinstance(owner, str):
             _check_call(__obj.__name__, (owner, *args), kwargs)
         return bounded(super().call(__context, __obj, *args, **kwargs))
@@ -193,8 +205,7 @@ def _joined(parts: Iterable[str]) -> str:
 def _within_limits(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:
-        _spend()
-        bounded(args)
+        bounded(args, WORKED_ON)
         _check_call(name, args, kwargs)
         return bounded(function(*args, **kwargs))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import posixpath
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from opsctl.engine.unknown import Unknown
 from opsctl.errors import UsageError
+from opsctl.patterns import compiled
 from opsctl.text import one_line
 
 
@@ -31,12 +31,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "quote": lambda value: shlex.quote(str(value)),
     "to_json": lambda value, indent=None: json.dumps(value, indent=indent, ensure_ascii=False),
     "from_json": json.loads,
-    "regex_replace": lambda value, pattern, replacement: re.sub(pattern, replacement, value),
-    "regex_search": lambda value, pattern: found.group(0) if (found := re.search(pattern, value)) else "",
+    "regex_replace": lambda value, pattern, replacement: compiled(pattern).sub(replacement, value),
+    "regex_search": lambda value, pattern: found.group(0) if (found := compiled(pattern).search(value)) else "",
 }
+PATTERNS = ("regex_replace", "regex_search", "match", "search")  # filters and tests that take one first
 TESTS: dict[str, Callable[..., Any]] = {
-    "match": lambda value, pattern: re.match(pattern, value) is not None,
-    "search": lambda value, pattern: re.search(pattern, value) is not None,
+    "match": lambda value, pattern: compiled(pattern).match(value) is not None,
+    "search": lambda value, pattern: compiled(pattern).search(value) is not None,
     "changed": _ends("changed"),
     "failed": _ends("failed"),
     "skipped": _ends("skipped"),

@@ -19,9 +19,10 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.nativetypes import NativeTemplate
 
 from opsctl.engine.bounded import BoundedEnvironment, ValueGenerator, bounded, rendering
-from opsctl.engine.filters import FILTERS, TESTS
+from opsctl.engine.filters import FILTERS, PATTERNS, TESTS
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import Place, UsageError
+from opsctl.patterns import compiled
 from opsctl.secret import MASK, Secret
 from opsctl.text import nearest, one_line
 from opsctl.yaml_source import Source
@@ -296,6 +297,11 @@ def _template(text: str) -> Any:
                 close = nearest(node.name, known)
                 hint = f", did you mean {close!r}?" if close else ""
                 raise TemplateSyntaxError(f"no {kind.__name__.lower()} is named {node.name!r}{hint}", node.lineno)
+            if node.name in PATTERNS and node.args and isinstance(node.args[0], nodes.Const):
+                try:
+                    compiled(str(node.args[0].value))
+                except ValueError as error:
+                    raise TemplateSyntaxError(f"{node.name}: {error}", node.lineno) from None
     return environment.from_string(text)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
+from opsctl.patterns import compiled
 from opsctl.secret import Secret
 
 
@@ -30,10 +31,7 @@ def _public(value: Any) -> Any:
 
 
 def _pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from None
+    compiled(value)
     return value
 
 

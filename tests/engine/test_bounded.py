@@ -13,6 +13,7 @@ from opsctl.engine.lint import lint
 from opsctl.engine.scope import Scope
 from opsctl.engine.templating import At, render, render_text
 from opsctl.errors import UsageError
+from opsctl.patterns import compiled
 from opsctl.yaml_source import parse_yaml
 
 AT = At(parse_yaml("a: 1", "vars.yaml"))
@@ -52,6 +53,13 @@ EXPLOSIVE = [
     "{% for i in range(99999) %}{{ 'a' * 999999 }}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% for c in r %}.{% endfor %}{% endfor %}{% endfor %}",
+    "{% set l = range(1000) | list %}{% for i in range(1000) %}{{ l | length }}{% endfor %}",
+    "{% set t = 'ab ' * 1000 %}{% for i in range(300) %}{{ t | title | length }}{% endfor %}",
+    "{% set t = 'ab ' * 1000 %}{% for i in range(300) %}{{ t.title().count('A') }}{% endfor %}",
+    "{{ ('a' * 100) | regex_search('(a+)+b') }}",
+    "{{ ('a' * 100) | regex_replace('(a|b+)*c', '') }}",
+    "{{ ('a' * 100) is match('(?:\\w+\\s?)*$') }}",
+    "{{ ('a' * 100) is search('((a{2,})?x*)+b') }}",
     "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(80) }}",
     "{% for x in [[]] recursive %}{{ loop([[]]) }}{% endfor %}",
@@ -94,6 +102,22 @@ def test_what_can_explode_is_an_error_with_a_place(text: str, tmp_path: Path) ->
         assert found.place.line
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text", "fits"),
+    [
+        (r"(\d+\.)+\d+", "1.10.2", True),
+        (r"^([^=]+=[^;]*;)*$", "a=1;b=2;", True),
+        (r"(?:[a-z]+/)+$", "a" * 100, False),
+        (r"(ab?){2,}c", "ab" * 100, False),
+        (r"(?:a++)*b", "a" * 100, False),
+        (r"(a{8}){32}", "a" * 300, True),
+        (r"(a+)?b", "a" * 100, False),
+    ],
+)
+def test_a_pattern_may_repeat_what_ends_somewhere(pattern: str, text: str, fits: bool) -> None:
+    assert (compiled(pattern).search(text) is not None) == fits
+
+
 def test_ordinary_templates_stay_within_the_limits() -> None:
     for text, value in [
         ("{{ ('a' * 100000) | length }}", 100000),
@@ -114,6 +138,9 @@ def test_ordinary_templates_stay_within_the_limits() -> None:
     ("text", "code"),
     [
         ("tasks: [{debug: '{{ nowhere }}'}]", 2),
+        ("tasks: [{debug: '{{ 1 | regex_search(\"(a+)+\") }}'}]", 2),
+        ("tasks: [{debug: x, when: \"inventory_hostname is match('(')\"}]", 2),
+        ("tasks: [{line: {path: /x, line: a, match: '(a*)*b'}}]", 2),
         ("tasks: [{copy: {src: gone, dest: /x}}]", 2),
         ("tasks: [{debg: 1}]", 2),
         ("vars: {password: hunter2hunter2}\ntasks: [{debug: '{{ password }}'}]", 2),
