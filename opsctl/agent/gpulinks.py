@@ -62,7 +62,11 @@ def links(call: Context, env: Dict[str, str], seconds: float) -> Optional[Dict[s
 
 
 def cuda(call: Context, env: Dict[str, str], seconds: float, library: str = "libcuda.so.1") -> Dict[str, Any]:
-    """Start CUDA's driver library in a child: {code, name, devices}, {code: None} without an answer, or {missing}."""
+    """Start CUDA's driver library in a child: {code, name, devices}, {code: None} without an answer, or {missing}.
+
+    It is shown all devices, whatever the login's environment hides.
+    """
+    env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
     ran = detached.run(call, [sys.executable, "-I", "-c", _START, library], seconds, env, 1 << 16)
     if ran.code is None:
         return {"code": None}

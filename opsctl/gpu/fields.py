@@ -15,8 +15,8 @@ from opsctl.gpu.model import Gpu, GpuRef, Process
 
 Naming = Literal["xml", "text", "csv"]
 
-# NVML's clocksEventReasons bits; the names are fields of Gpu.
 _HEALTH = "fabric_health_"
+# NVML's clocksEventReasons bits; the names are fields of Gpu.
 MASK = {
     "locked_clocks": 0x2,
     "sw_power_cap": 0x4,
@@ -67,8 +67,9 @@ def gpu(
     values["fabric_health"] = tuple(
         (name.removeprefix(_HEALTH).replace("_", " "), said) for name, said in health.items() if said is not None
     )
-    if (values["fabric_state"] or "").lower() == "not supported":
-        values["fabric_state"] = None
+    # What joining the fabric came to, and `Unknown Error` is one of the answers.
+    unknown = next(filter(words.is_odd, raw["fabric_status"]), None)
+    values["fabric_status"] = words.plain(unknown) if unknown else values["fabric_status"]
     ref = GpuRef(index, values.pop("uuid"), values.pop("bus_id") or listed_as)
     found = Gpu(ref=ref, processes=processes, **values)
     return replace(found, lost=_lost(cells, raw), odd=_odd(cells))

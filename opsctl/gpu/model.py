@@ -114,8 +114,10 @@ class Gpu:
     locked_clocks: bool | None = None  # held by a setting of the operator
     fabric_state: str | None = None  # of the NVLink fabric; None: the card is part of none
     fabric_status: str | None = None
+    fabric_cluster: str | None = None  # the UUID of a fabric of several hosts; zeros on one of its own
     fabric_health: tuple[tuple[str, str], ...] = ()  # (what, word), as far as told
     license: str | None = None  # of a vGPU
+    virtualization: str | None = None  # None, Pass-Through, VGPU, Host VGPU
     memory_total: float | None = None
     memory_used: float | None = None
     processes: tuple[Process, ...] | None = None
@@ -146,6 +148,18 @@ class Gpu:
             return False
         drawn = self.power_draw / self.power_limit if self.power_draw and self.power_limit else 0.0
         return self.utilization >= 50 or drawn >= 0.5
+
+    @property
+    def in_rack(self) -> bool:
+        """Whether its fabric spans several hosts: its switches are then outside of this one."""
+        return bool(set(self.fabric_cluster or "") - {"0", "-"})
+
+    @property
+    def at_power_limit(self) -> bool:
+        """Whether it draws all that it may: a low clock is then its work, not a fault."""
+        return bool(self.sw_power_cap and self.power_draw and self.power_limit) and (
+            (self.power_draw or 0.0) >= 0.9 * (self.power_limit or 0.0)
+        )
 
     @property
     def gen_possible(self) -> float | None:

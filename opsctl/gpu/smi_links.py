@@ -6,7 +6,11 @@ import re
 
 from opsctl.gpu.model import Links
 
-MARK = re.compile(r"^\s*Link \d+: (?:<inactive>|[\d.]+ GB/s)\s*$", re.MULTILINE)
+MARK = re.compile(
+    r"^\s*(?:Link \d+: (?:<inactive>|[\d.]+ GB/s)\s*$"
+    r"|NVML: Unable to retrieve NVLink information as all links are inActive)",
+    re.MULTILINE,
+)
 _GPU = re.compile(r"^GPU (?P<index>\d+): .*?(?:\(UUID: (?P<uuid>[^)]+)\))?\s*$")
 _ACTIVE = re.compile(r"^\s*Link \d+: [\d.]+ GB/s\s*$")
 _INACTIVE = re.compile(r"^\s*Link \d+: <inactive>\s*$")

@@ -364,7 +364,7 @@ int cuDeviceGetCount(int *count) {{ *count = 8; return 0; }}
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return 0;", {"code": 0, "devices": 8}),
+        ('return getenv("CUDA_VISIBLE_DEVICES") ? 100 : 0;', {"code": 0, "devices": 8}),
         ("return 802;", {"code": 802, "name": "CUDA_ERROR_SYSTEM_NOT_READY"}),
         ("for (;;) pause();", {"code": None}),
     ],
@@ -374,10 +374,11 @@ def test_cuda_is_started_in_a_child_that_may_hang(tmp_path: Path, body: str, sai
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler for the stand-in")
-    (tmp_path / "cuda.c").write_text("#include <unistd.h>\n" + CUDA.format(body=body))
+    (tmp_path / "cuda.c").write_text("#include <stdlib.h>\n#include <unistd.h>\n" + CUDA.format(body=body))
     library = tmp_path / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "cuda.c"], check=True)
-    found = gpulinks.cuda(Context(), dict(os.environ), 1.0 if said["code"] is None else 60.0, str(library))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}  # what a login hides is no fault of the driver
+    found = gpulinks.cuda(Context(), environment, 1.0 if said["code"] is None else 60.0, str(library))
     assert found.items() >= said.items()
     absent = gpulinks.cuda(Context(), dict(os.environ), 60.0, str(tmp_path / "libcuda.so.2"))
     assert "not there" in absent["missing"]

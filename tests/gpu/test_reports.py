@@ -9,7 +9,7 @@ import pytest
 
 from opsctl.gpu import capture
 from opsctl.gpu.judge import HostReport, Result, judge, remedies
-from opsctl.gpu.model import Evidence, Host, Links, MemoryController, NetworkPort, PciDevice, State, Verdict
+from opsctl.gpu.model import CudaStart, Evidence, Host, Links, MemoryController, NetworkPort, PciDevice, State, Verdict
 from opsctl.gpu.profile import Profile
 from opsctl.gpu.settings import Settings
 from tests.gpu.judging import report, text_of, verdicts
@@ -110,6 +110,8 @@ def test_a_driver_fault_without_an_xid(line: str, check: str, verdict: str, what
     "line",
     [
         "NVRM: nvAssertOkFailedNoLog: Assertion failed: Call not supported [NV_ERR_NOT_SUPPORTED] (0x00000056)",
+        "NVRM: nvCheckOkFailedNoLog: Check failed: Nvlink Fabric Status or Fabric Probe is not yet complete, caller "
+        "needs to retry [NV_ERR_NVLINK_FABRIC_NOT_READY] (0x00000081) returned from kgmmuFabricProbe",
         "NVRM: GPU0 mmuWalkUnmap: Failed to unmap VA Range 0x7f0000000 to 0x7f0ffffff. Status = 0x00000040",
         "rcu: INFO: rcu_preempt self-detected stall on CPU",
         "BUG: unable to handle page fault for address: ffffffff",
@@ -140,6 +142,9 @@ def test_a_module_that_secure_boot_refuses() -> None:
 EDITS = [
     (H100, r"(<state>)Completed", r"\1In Progress", 0, "gpu.fabric", "fail", "fabric"),
     (H100, r"(<status>)Success", r"\1Initialization Failed", 1, "gpu.fabric", "fail", "fabric"),
+    (H100, r"(<status>)Success", r"\1Unknown Error", 1, "gpu.fabric", "fail", "fabric"),
+    (H100, r"(<summary>)N/A", r"\1Limited Capacity", 1, "gpu.fabric", "warn", "fabric_health"),
+    (H100, r"(<incorrect_configuration>)N/A", r"\1Insufficient Nvlink", 1, "gpu.fabric", "fail", "fabric_health"),
     (H100, r"(<summary>)N/A", r"\1Unhealthy", 1, "gpu.fabric", "fail", "fabric_health"),
     (H100, r"(<bandwidth>)N/A", r"\1Degraded", 1, "gpu.fabric", "warn", "fabric_health"),
     (H100, r"(<route_unhealthy>)N/A", r"\1True", 1, "gpu.fabric", "fail", "fabric_health"),
@@ -147,8 +152,6 @@ EDITS = [
     (H100, r"(<fan_speed>)N/A", r"\1ERR!", 1, "gpu.lost", "warn", "again"),
     (H100, r"(<gpu_recovery_action>)None", r"\1Node Reboot", 1, "gpu.recovery", "fail", "reboot"),
     (H100, r"(<instant_power_draw>)[\d.]+ W", r"\g<1>790.00 W", 1, "gpu.power", "warn", "power_draw"),
-    (H100, r"(<display_mode>)", r"<vgpu_software_licensed_product><license_status>Unlicensed (Restricted)"
-     r"</license_status></vgpu_software_licensed_product>\1", 1, "gpu.license", "fail", "license"),
 ]  # fmt: skip
 
 
@@ -160,6 +163,31 @@ def test_a_field_of_a_healthy_host_that_says_it_cannot_serve(
     assert edited != healthy
     assert told(healthy, check)[0] in ("pass", "skip")
     assert told(edited, check) == (verdict, remedy(what))
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "verdict"),
+    [
+        ("VGPU", "Unlicensed (Restricted)", "fail"),
+        ("VGPU", "Unlicensed (Unrestricted)", "warn"),  # for the first minutes of a guest
+        ("VGPU", "Licensed (Expiry: 2030-1-1 0:0:0 GMT)", "pass"),
+        ("Pass-Through", "Unlicensed (Restricted)", "skip"),  # of a workstation's graphics: CUDA needs none
+        ("None", "Unlicensed (Unrestricted)", "skip"),
+    ],
+)
+@pytest.mark.parametrize("product", ["vgpu_software_licensed_product", "grid_licensed_product"])
+def test_only_a_virtual_gpu_needs_a_licence(product: str, mode: str, status: str, verdict: str) -> None:
+    text = re.sub(r"(<virtualization_mode>)[^<]*", rf"\g<1>{mode}", H100)
+    text = text.replace(
+        "<display_mode>", f"<{product}><license_status>{status}</license_status></{product}><display_mode>"
+    )
+    assert told(text, "gpu.license") == (verdict, remedy("license") if verdict in ("warn", "fail") else "")
+
+
+def test_a_fabric_that_cuda_starts_without_is_no_failure() -> None:
+    waits = H100.replace("<state>Completed", "<state>In Progress")
+    for cuda, verdict in ((None, "fail"), (CudaStart(802), "fail"), (CudaStart(0, "", 8), "warn")):
+        assert result(seen(waits, cuda=cuda), "gpu.fabric") == (verdict, remedy("fabric"))
 
 
 def test_what_holds_a_gpu_that_needs_a_reset_is_named() -> None:
@@ -183,6 +211,16 @@ def test_a_busy_gpu_that_is_slower_than_its_peers() -> None:
     (found,) = faults(report(capped), "gpu.clocks")
     assert "345 MHz" in found.found.evidence
     assert "1980 (power cap)" in found.found.evidence
+
+
+def test_a_clock_that_the_power_limit_explains() -> None:
+    """Cards of 72 W compute at a third of their highest clock: they draw all that they may."""
+    slow = re.sub(r"(?s)(<clocks>.*?<sm_clock>)1980", r"\g<1>700", at_work(H100, sm=1980), count=1)
+    capped = slow.replace("sw_power_cap>Not Active", "sw_power_cap>Active", 1)
+    assert told(capped, "gpu.clocks")[0] == "fail"
+    assert told(re.sub(r"(<instant_power_draw>)[\d.]+", r"\g<1>690.00", capped, count=1), "gpu.clocks")[0] == "pass"
+    stuck = capped.replace("<sm_clock>700", "<sm_clock>345", 1)
+    assert told(re.sub(r"(<instant_power_draw>)[\d.]+", r"\g<1>690.00", stuck, count=1), "gpu.clocks")[0] == "fail"
 
 
 def test_all_at_a_clock_that_no_load_explains() -> None:
@@ -245,6 +283,8 @@ A100 = text_of("k8s-test-infra/mock/qx-a100-healthy.xml")  # its fabric says N/A
         (A100, True, "active", "pass"),
         (A100, True, None, "skip"),
         (GB200, False, "absent", "pass"),  # NVL72: it runs on the switch trays
+        (GB200, False, "failed", "pass"),  # installed with the driver, and there is nothing for it to manage
+        (H100, False, "failed", "fail"),  # B200: its switches are no NVIDIA devices on PCI
         (PRO6000, False, "failed", "skip"),  # installed with the driver, and nobody needs it
     ],
 )
@@ -265,6 +305,11 @@ def status(*counts: tuple[int, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# What nvidia-smi says instead where no link of any GPU is up.
+DOWN = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
+SXM = re.sub(r"(?s)<fabric>.*?</fabric>", "", H100)
+
+
 @pytest.mark.parametrize(
     ("text", "links", "verdict"),
     [
@@ -275,6 +320,9 @@ def status(*counts: tuple[int, int]) -> str:
         (PRO6000, status((0, 4)), "pass"),  # links that nobody bridged
         (PRO6000, status((4, 0), (4, 0), (0, 4)), "pass"),  # two bridged, one alone
         (PRO6000, status((4, 0), (3, 1)), "warn"),
+        (H100, status(*[(0, 0)] * 8) + DOWN, "fail"),
+        (PRO6000, status((0, 0)) + DOWN, "pass"),  # an A100 in a slot without its bridge says so
+        (SXM, status((8, 4), (8, 4), (8, 4), (0, 12)), "fail"),  # a board of four, of which one has lost all links
     ],
 )
 def test_links_are_compared_with_their_peers(text: str, links: str, verdict: str) -> None:
@@ -288,6 +336,19 @@ def test_errors_of_links_count_when_they_are_new() -> None:
     for now, verdict in ((5, "pass"), (9, "warn")):
         links = (Links(0, None, 18, 0, now), Links(1, None, 18, 0, 0))
         assert result(seen(H100, links=links, before=before), "gpu.nvlink")[0] == verdict
+
+
+def test_bridged_pairs_reach_the_other_pairs_over_pcie() -> None:
+    pci = tuple(PciDevice(f"0000:{n}1:00.0", gpu=True) for n in range(4))
+    for cards, verdict in ((2, "pass"), (4, "warn")):
+        read = capture.read(status(*[(12, 0)] * cards), "nvlink.txt")
+        assert read is not None
+        host = Host(links=read.host.links, cmdline="root=/dev/sda1 intel_iommu=on")
+        assert result(Evidence(pci=pci[:cards], host=host), "p2p.config")[0] == verdict
+
+
+def test_one_gpu_has_no_peers() -> None:
+    assert result(seen(GEFORCE, cmdline="root=/dev/sda1 intel_iommu=on"), "p2p.config")[0] == "skip"
 
 
 @pytest.mark.parametrize("words", ["iommu=pt", "intel_iommu=on"])

@@ -266,12 +266,12 @@ def _slow(gpu: Gpu, peers: float | None, settings: Settings) -> Found | None:
     why = f" ({', '.join(active)})" if active else ""
     remedy = "locked_clocks" if gpu.locked_clocks else "clocks"
     told = f"SM clock {gpu.sm_clock:.0f} MHz at {gpu.utilization:.0f} % utilisation"
-    if peers is not None and gpu.sm_clock < peers * settings.limit("clocks.peers"):
+    if peers is not None and gpu.sm_clock < peers * settings.limit("clocks.peers") and not gpu.at_power_limit:
         return fail(f"{told}, its peers {peers:.0f}{why}", gpu.sm_clock, peers, remedy=remedy, gpu=gpu.ref)
     # Short work between pauses leaves the clock anywhere: at full load alone the maximum is a yardstick.
     full = (gpu.utilization or 0) >= _FULL_LOAD
     share = gpu.sm_clock / gpu.sm_clock_max if gpu.sm_clock_max and full else 1.0
-    if share >= settings.limit("clocks.warn"):
+    if share >= settings.limit("clocks.fail" if gpu.at_power_limit else "clocks.warn"):
         return None
     bad = share < settings.limit("clocks.fail") and not gpu.locked_clocks
     text = f"{told} of {gpu.sm_clock_max:.0f}{why}"

@@ -12,7 +12,7 @@ from opsctl.gpu.settings import Settings
 
 _READY = ("Completed", "Success")
 # Words of <fabric><health> that say nothing is wrong, and how bad the others are, by what they are about.
-_WELL = frozenset({"healthy", "full", "false", "none", "no error", "not supported", "yes", "true"})
+_WELL = frozenset({"healthy", "full", "false", "none", "no error", "yes", "true"})
 _DOUBTFUL = ("bandwidth", "route recovery in progress", "access timeout recovery")
 _WHEN_TRUE = ("route recovery in progress", "route unhealthy", "access timeout recovery")
 
@@ -20,7 +20,8 @@ _WHEN_TRUE = ("route recovery in progress", "route unhealthy", "access timeout r
 def fabric(evidence: Evidence, settings: Settings) -> list[Found]:
     """State and health of each GPU in the fabric, and the manager that puts them there."""
     manager = _manager(evidence)
-    found = over_gpus(evidence, _joined, "no GPU is part of an NVLink fabric")
+    starts = evidence.host.cuda is not None and evidence.host.cuda.code == 0
+    found = over_gpus(evidence, lambda gpu: _joined(gpu, starts), "no GPU is part of an NVLink fabric")
     faults = sorted([*manager, *(f for f in found if f.verdict.rank > 1)], key=lambda f: -f.verdict.rank)
     if faults:
         return faults
@@ -31,10 +32,13 @@ def fabric(evidence: Evidence, settings: Settings) -> list[Found]:
     return found
 
 
-def _joined(gpu: Gpu) -> Found | None:
+def _joined(gpu: Gpu, cuda_starts: bool) -> Found | None:
     if gpu.fabric_state is None:
         return None
     said = f"fabric {gpu.fabric_state}" + (f", {gpu.fabric_status}" if gpu.fabric_status else "")
+    if gpu.fabric_state != _READY[0] and cuda_starts:
+        text = f"{said}, and CUDA starts all the same: peers are not reached by NVLink"
+        return warn(text, gpu.fabric_state, _READY[0], remedy="fabric")
     if gpu.fabric_state != _READY[0]:
         return fail(f"{said}: CUDA does not start (error 802)", gpu.fabric_state, _READY[0], remedy="fabric")
     if gpu.fabric_status not in (None, _READY[1]):
@@ -49,7 +53,7 @@ def _joined(gpu: Gpu) -> Found | None:
 
 def _ill(what: str, word: str) -> bool:
     if what in _WHEN_TRUE:
-        return word.lower() not in ("false", "no", "none", "not supported")
+        return word.lower() not in ("false", "no", "none")
     if what == "partition assigned":
         return word.lower() in ("false", "no")
     return word.lower() not in _WELL
@@ -58,13 +62,16 @@ def _ill(what: str, word: str) -> bool:
 def _manager(evidence: Evidence) -> list[Found]:
     """The fabric manager, where NVSwitches are there or the GPUs have a fabric; elsewhere nobody needs it."""
     unit = evidence.host.fabric_manager
-    joined = [g.fabric_state for r in evidence.readings for g in r.readable if g.fabric_state is not None]
+    members = [g for r in evidence.readings for g in r.readable if g.fabric_state is not None]
+    joined = [g.fabric_state for g in members]
     if unit in (None, "active") or not (joined or has_switches(evidence)):
         return []
+    if any(g.in_rack for g in members):
+        return []  # NVL72: it runs on the switch trays
     if unit == "failed":
         return [fail("nvidia-fabricmanager has failed", unit, "active", remedy="fabric")]
     if not has_switches(evidence):
-        return []  # NVL72: it runs on the switch trays
+        return []  # a guest, whose switches are managed outside: the state of each GPU tells
     told = "is not installed" if unit == "absent" else f"is {unit}"
     if joined and all(one == _READY[0] for one in joined):
         text = f"nvidia-fabricmanager {told}: the fabric stays as it is until a reset"
@@ -77,9 +84,13 @@ def has_switches(evidence: Evidence) -> bool:
 
 
 def linked(evidence: Evidence) -> bool:
-    """Whether the GPUs reach each other by NVLink: transfers between them do not pass PCIe then."""
-    joined = any(g.fabric_state is not None for r in evidence.readings for g in r.readable)
-    return joined or has_switches(evidence) or any(one.active for one in evidence.host.links or ())
+    """Whether all GPUs reach each other by NVLink: transfers between them do not pass PCIe then."""
+    if _in_fabric(evidence):
+        return True
+    told = evidence.host.links or ()
+    # Bridges tie cards in pairs: of more cards some reach each other over PCIe.
+    tied = len(told) <= 2 or all(_on_board(one, evidence) for one in told)
+    return bool(told) and tied and all(one.active for one in told)
 
 
 def links(evidence: Evidence, settings: Settings) -> list[Found]:
@@ -87,7 +98,9 @@ def links(evidence: Evidence, settings: Settings) -> list[Found]:
     told = evidence.host.links
     if told is None:
         return unanswered(evidence.host, "gpu.nvlink", "nvidia-smi nvlink -s was not asked")
-    if not told or not any(one.active or one.inactive for one in told):
+    if not any(one.active or one.inactive for one in told):
+        if told and _in_fabric(evidence):
+            return [fail("no NVLink of any GPU is up, and the GPUs are in a fabric", 0, remedy="nvlink")]
         return [sound("no GPU has NVLinks")]
     found = _fewer(told, evidence) + _erring(told, evidence, settings)
     if found:
@@ -109,12 +122,19 @@ def _fewer(told: tuple[Links, ...], evidence: Evidence) -> list[Found]:
     for one in told:
         name = names.get(one.index)
         most = max(o.active for o in told if None in (name, names.get(o.index)) or names[o.index] == name)
-        # Without a switch cards are bridged in pairs or not at all: one that has no link up is simply not bridged.
-        if one.active < most and (one.active or _in_fabric(evidence)):
+        # Cards in slots are bridged in pairs or not at all: one that has no link up is simply not bridged.
+        whole = _in_fabric(evidence) or _on_board(one, evidence)
+        if one.active < most and (one.active or whole):
             text = f"{one.active} of {one.active + one.inactive} NVLinks up, its peers {most}"
             ref = _ref(one, evidence)
-            found.append((fail if _in_fabric(evidence) else warn)(text, one.active, most, remedy="nvlink", gpu=ref))
+            found.append((fail if whole else warn)(text, one.active, most, remedy="nvlink", gpu=ref))
     return found
+
+
+def _on_board(one: Links, evidence: Evidence) -> bool:
+    """Whether the GPU is one of a board, whose traces link all of them: an SXM module, for H100 named by its HBM3."""
+    names = (g.name or "" for r in evidence.readings for g in r.gpus if g.ref.index == one.index)
+    return any("SXM" in name or "HBM3" in name for name in names)
 
 
 def _erring(told: tuple[Links, ...], evidence: Evidence, settings: Settings) -> list[Found]:
@@ -177,10 +197,12 @@ def license(evidence: Evidence, settings: Settings) -> list[Found]:
         return skip(no_reading(evidence))
 
     def judge(gpu: Gpu) -> Found | None:
-        if gpu.license is None:
-            return None
+        if gpu.license is None or (gpu.virtualization or "VGPU").upper() != "VGPU":
+            return None  # a whole GPU computes without a licence
         if gpu.license.lower().startswith("unlicensed"):
-            return fail(f"vGPU {gpu.license}: it is slowed down", gpu.license, "Licensed", remedy="license")
+            slowed = "unrestricted" not in gpu.license.lower()
+            text = f"vGPU {gpu.license}: it {'is' if slowed else 'will be'} slowed down"
+            return (fail if slowed else warn)(text, gpu.license, "Licensed", remedy="license")
         return sound(f"vGPU {gpu.license}", gpu.license)
 
     return over_gpus(evidence, judge, "no virtual GPU")

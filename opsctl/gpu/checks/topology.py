@@ -32,6 +32,7 @@ def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
     host, pci = evidence.host, evidence.pci
     devices = {d.bus_id: d for d in pci or ()}
     gpus = [d for d in pci or () if d.gpu]
+    count = len(gpus) or max((len(r.gpus) for r in evidence.readings), default=0)  # 0: not known
     mode = "off" if host.iommu_off else iommu_mode(host.cmdline, gpus)
     bridges = _redirecting(gpus, devices)
     told_acs = any(devices[b].acs_redirect is not None for g in gpus for b in g.parents if b in devices)
@@ -49,9 +50,9 @@ def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
             found.append(fail(f"IOMMU translated, ReqRedir+ on {where}", "ReqRedir+", "ReqRedir-"))
         else:
             found.append(warn(f"ReqRedir+ on {where}; the IOMMU mode is not known", "ReqRedir+", "ReqRedir-"))
-    elif mode == "translated" and len(gpus) != 1:
+    elif mode == "translated" and count != 1:
         found.append(warn("IOMMU translated: peers may hang or read zeros", "translated", "off"))
-    elif mode == "pt" and len(gpus) != 1:
+    elif mode == "pt" and count != 1:
         found.append(warn("IOMMU in passthrough: enough on some hosts, off is safer", "pt", "off", remedy="iommu_off"))
     unlinked = _not_ok(host.p2p)
     if unlinked and not host.p2p_disabled:
