@@ -10,8 +10,8 @@ import shutil
 import tempfile
 from typing import Any, Dict, List, Optional
 
-from opsctl.agent import detached
-from opsctl.agent.protocol import Context
+from opsctl.agent import detached, rights
+from opsctl.agent.protocol import AgentError, Context
 
 RANKS = 2
 MIB = 64  # what each rank contributes
@@ -56,10 +56,11 @@ def run(
 ) -> List[Json]:
     """What each test said, or why it was not run: {test, code, seconds, text} or {test, missing}.
 
-    limit: seconds per test. python: the interpreter that serves. env: NCCL's and CUDA's variables of the server.
+    limit: seconds per test. python: the interpreter that serves. env: NCCL's and CUDA's variables of the server. As
+    root, a program that belongs to somebody else runs with their rights.
     """
     path = ":".join([*(programs or []), os.environ.get("PATH", os.defpath), "/usr/local/bin", "/usr/local/cuda/bin"])
-    around = dict(os.environ, **dict(env or {}, PATH=path))
+    around = dict(env or {}, PATH=path)
     copy = "device_to_device_memcpy_read_ce" if gpus > 1 else "host_to_device_memcpy_ce"
     reduce = ["-b", "64M", "-e", "64M", "-g", str(gpus), "-c", "1", "-n", "5"]
     told = [
@@ -85,12 +86,21 @@ def _torch(call: Context, python: Optional[str], gpus: int, limit: float, env: D
         return {"test": "torch", "missing": "%s is not there" % python}
     with tempfile.TemporaryDirectory(prefix="opsctl-") as folder:
         words = [python, "-c", ALL_REDUCE, str(RANKS), str(MIB), os.path.join(folder, "meeting")]
-        return _told(call, "torch", words, limit, dict(env, OPSCTL_TEST=ALL_REDUCE))
+        return _told(call, "torch", words, limit, dict(env, OPSCTL_TEST=ALL_REDUCE), folder)
 
 
-def _told(call: Context, test: str, argv: List[str], limit: float, env: Dict[str, str]) -> Json:
+def _told(
+    call: Context, test: str, argv: List[str], limit: float, env: Dict[str, str], folder: Optional[str] = None
+) -> Json:
+    """What a test said. `folder`: one that it writes into."""
+    try:
+        who = rights.of_program(argv[0])
+    except AgentError as error:
+        return {"test": test, "missing": error.message}
+    if folder is not None:
+        os.chown(folder, who.uid, who.gid)
     call.progress({"text": "%s runs" % test})
-    ran = detached.run(call, argv, limit, env, 1 << 20)
+    ran = detached.run(call, [*rights.words(who), *argv], limit, dict(rights.environment(who), **env), 1 << 20)
     return {"test": test, "code": ran.code, "seconds": ran.seconds, "text": ran.out[-65536:]}
 
 

@@ -26,11 +26,13 @@ def apply(
     about: Optional[Dict[str, Any]] = None,
     python: str = "",
     script: Optional[str] = None,
+    code: Tuple[str, ...] = (),
 ) -> Dict[str, Any]:
     """Make edits, compile and prove them with the interpreter `python`; where anything fails, everything is put back.
 
     edits: [{path (relative to root), before: sha256 | None (absent), size: of the new content | None (remove), mode}],
-    the new contents one after the other in the body, then the input of the proof `script`. `about` is kept with them.
+    the new contents one after the other in the body, then the input of the proof `script`. `code`: the files whose
+    functions that one runs. `about` is kept with them.
     """
     root = os.path.realpath(root)
     parts, offset = [], 0
@@ -44,7 +46,7 @@ def apply(
     try:
         for number, (place, edit, content) in enumerate(zip(places, edits, parts)):
             _make(call, str(number), place, edit, content)
-        _prove(call, root, edits, parts, python, script, call.body[offset:])
+        _prove(call, root, edits, parts, python, script, code, call.body[offset:])
     except BaseException as error:
         left = _restore(call, places)
         if isinstance(error, AgentError):
@@ -135,6 +137,7 @@ def _prove(
     parts: List[bytes],
     python: str,
     script: Optional[str],
+    code: Tuple[str, ...],
     data: bytes,
 ) -> None:
     written = [edit["path"] for edit in edits if edit["size"] is not None]
@@ -145,7 +148,7 @@ def _prove(
     compiled = source.compile_files(root, [path for path in written if path.endswith(".py")], python)
     failures = ["%s: %s" % (one["path"], one["message"]) for one in compiled["failed"]]
     if script is not None and not failures:
-        proved = source.prove(Nested(call, data, call.blobs or ""), script, python)
+        proved = source.prove(Nested(call, data, call.blobs or ""), script, python, code)
         failures = ["%s: %s" % (one["proof"].replace("_", " "), text) for one in proved for text in one["failures"]]
     if failures:
         raise AgentError("failed", "the proof failed: %s" % "; ".join(failures[:5]))

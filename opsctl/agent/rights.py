@@ -60,16 +60,17 @@ def environment(who: User) -> Dict[str, str]:
     return dict(kept, PATH=PATH, **home)
 
 
-def of_program(path: str, *folders: str) -> User:
+def of_program(path: str, *code: str) -> User:
     """Whose rights a program gets that we were told to run: as root, those of whoever could change what it does.
 
-    Asked are the program and what it links to, the `folders` it takes code from, and every folder on the way to them.
+    Asked are the program and what it links to, the `code` it runs or the folders that it takes some from, and every
+    folder on the way to them.
     Raises AgentError permission where several could, or nobody can be named.
     """
     us = User(os.geteuid(), os.getegid())
     found = shutil.which(os.path.expanduser(path)) if us.uid == 0 else None
     who = {}  # type: Dict[int, str]
-    for named in (found, *folders) if found else ():
+    for named in (found, *code) if found else ():
         who.update((uid, named) for uid in safepath.changers(named))
     if not who:
         return us

@@ -127,9 +127,12 @@ def compile_files(root: str, files: List[str], python: str = "") -> Dict[str, An
     return dict(result)
 
 
-def prove(call: Context, script: str, python: str = "") -> Any:
-    """Run a proof script with the interpreter `python`, the body on its input. Gives the JSON value it prints."""
-    done = _python(python, script, [], stdin=call.body)
+def prove(call: Context, script: str, python: str = "", code: Iterable[str] = ()) -> Any:
+    """Run a proof script with the interpreter `python`, the body on its input. Gives the JSON value it prints.
+
+    code: the files whose functions it runs.
+    """
+    done = _python(python, script, [], stdin=call.body, code=code)
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise AgentError("failed", "the proof did not run: %s" % (lines[-1] if lines else done.returncode))
@@ -137,11 +140,11 @@ def prove(call: Context, script: str, python: str = "") -> Any:
 
 
 def _python(
-    python: str, script: str, words: List[str], stdin: bytes = b"", check: bool = False
+    python: str, script: str, words: List[str], stdin: bytes = b"", check: bool = False, code: Iterable[str] = ()
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a script with an interpreter, and the rights of whoever could change that one."""
+    """Run a script with an interpreter, and the rights of whoever that one belongs to, or the code that it runs."""
     path = os.path.expanduser(python) or sys.executable
-    who = rights.of_program(path)
+    who = rights.of_program(path, *code)
     argv = [*rights.words(who), path, "-I", "-c", script, *words]
     return run(argv, rights.environment(who), timeout=120, stdin=stdin, check=check)
 

@@ -224,7 +224,7 @@ def making(
     about = {"patches": {edit.path: edit.patches for edit in edits}, "reverted": reverted}
     args = {"root": tree.root, "edits": described, "about": about, "python": python}
     if proof is not None:
-        args["script"] = proof.args["script"]
+        args.update(script=proof.args["script"], code=proof.args["code"])
     return Call("patching.apply", args, b"".join([*(e.after or b"" for e in edits), proof.body if proof else b""]))
 
 

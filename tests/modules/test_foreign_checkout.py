@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,15 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import checkout, rights, users
+from opsctl.agent import checkout, gpuactive, launchflags, patching, patchlook, rights, source, users
 from opsctl.agent.collect import bundle
-from opsctl.agent.protocol import AgentError, Call
+from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.sglang import patchset
 from opsctl.sglang.log_parts import Server, parts
+from opsctl.sglang.patching import making
+from opsctl.sglang.tree import DRAFTER, here, load
 from tests.logs.test_collect import Wire
 from tests.modules.conftest import InProcess, Play
+from tests.modules.test_files import Step
 from tests.modules.test_git import Project, git
+from tests.sglang_source.releases import checkout as checkout_of
 
 OTHER, ANOTHER = 65534, 65533
+PYTHON = "/usr/bin/python3"  # root's, and every user can run it
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a checkout to another user")
 
 
@@ -38,6 +45,14 @@ def open_folder() -> Iterator[Path]:
 def project(open_folder: Path, play: Play) -> Project:
     (open_folder / "host").mkdir()
     return Project(open_folder)
+
+
+def noted(folder: Path) -> Path:
+    """A file in which everybody can note which user ran something."""
+    path = folder / "ran"
+    path.touch()
+    path.chmod(0o666)
+    return path
 
 
 def give(path: Path, uid: int) -> None:
@@ -316,12 +331,69 @@ def _in_child(ask: Callable[[], object]) -> str:
     return said
 
 
-def test_a_proof_runs_with_the_rights_of_who_could_change_the_interpreter(open_folder: Path) -> None:
-    python = open_folder / "venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nid -u\n")
-    python.chmod(0o755)
-    give(open_folder / "venv", OTHER)
-    from opsctl.agent import source
+@pytest.mark.parametrize("whose", ["interpreter", "link", "code", "above"])
+def test_a_proof_runs_with_the_rights_of_whoever_its_interpreter_or_code_belongs_to(
+    open_folder: Path, whose: str
+) -> None:
+    python, code = open_folder / "venv/bin/python", open_folder / "up/tree/llama.py"
+    for path in (python, code):
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\nid -u\n")
+        path.chmod(0o755)
+    if whose == "link":
+        (open_folder / "theirs").mkdir()
+        (open_folder / "theirs/python").symlink_to(python)
+        (open_folder / "venv/bin/python3").symlink_to(open_folder / "theirs/python")
+        python = open_folder / "venv/bin/python3"
+    theirs = {"interpreter": python, "link": open_folder / "theirs", "code": code, "above": open_folder / "up"}[whose]
+    assert source.prove(InProcess(), "", str(python), [str(code)]) == 0
+    os.chown(theirs, OTHER, OTHER)
+    assert source.prove(InProcess(), "", str(python), [str(code)]) == OTHER
+    os.chown(open_folder / "up/tree", ANOTHER, ANOTHER)
+    with pytest.raises(AgentError, match="is not run as root: others can change"):
+        source.prove(InProcess(), "", str(python), [str(code)])
 
-    assert source.prove(InProcess(), "", str(python)) == OTHER
+
+def test_root_proves_a_patch_of_another_users_checkout_with_their_rights(open_folder: Path) -> None:
+    """The interpreter is root's. A default of an argument is computed as the function is made."""
+    ran = noted(open_folder)
+    root = checkout_of("0.5.9", open_folder / "sglang")
+    tree = load(here, str(root))
+    path = root / tree.prefix / DRAFTER
+    text, default = path.read_text(), "input_embeds: torch.Tensor = "
+    assert default + "None" in text
+    trap = f"(open({str(ran)!r}, 'a').write(str(__import__('os').getuid()) + chr(10)), None)[1]"
+    path.write_text(text.replace(default + "None", default + trap))
+    give(root, OTHER)
+    tree = load(here, str(root))
+    plan = patchset.plan(tree, patchset.select(["eagle3-fc-guard"]))
+    made = making(tree, plan.edits, plan.applied, PYTHON)
+    patching.apply(Step(open_folder / "step", made.body), **made.args)
+    assert set(ran.read_text().split()) == {str(OTHER)}
+
+
+def test_root_asks_no_interpreter_what_it_imports_where_others_decide_what_that_is(open_folder: Path) -> None:
+    """Its own one, in a folder or with a PYTHONPATH of another user's, whose json.py is what it would import."""
+    theirs, ran = open_folder / "theirs", noted(open_folder)
+    (theirs / "sglang/srt").mkdir(parents=True)
+    (theirs / "sglang/__init__.py").touch()
+    (theirs / "json.py").write_text(f"import os\nopen({str(ran)!r}, 'a').write('%d\\n' % os.getuid())\n")
+    give(theirs, OTHER)
+    launchflags.known(Context(), PYTHON, cwd=str(theirs))
+    launchflags.known(Context(), PYTHON, cwd="/", path=str(theirs))
+    with contextlib.suppress(AgentError):
+        patchlook.look(Context(), None, [], python=PYTHON, path=str(theirs))
+    assert ran.read_text().split() == [str(OTHER)] * 3
+
+
+def test_a_test_of_the_gpus_does_not_run_as_root_where_another_user_decides_what_it_is(open_folder: Path) -> None:
+    for name in ("nvbandwidth", "python"):
+        program = open_folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text('#!/bin/sh\nid -u\ntouch "$(dirname "$5")/meeting" && echo $NCCL_DEBUG\n')
+        program.chmod(0o755)
+    give(open_folder / "bin", OTHER)
+    programs, python = [str(open_folder / "bin")], str(open_folder / "bin/python")
+    told = {one["test"]: one for one in gpuactive.run(Context(), 2, 60.0, python, {"NCCL_DEBUG": "WARN"}, programs)}
+    assert told["nvbandwidth"]["text"].split()[0] == str(OTHER)
+    assert told["torch"]["text"].split() == [str(OTHER), "WARN"]

@@ -33,9 +33,9 @@ def request(tree: SourceTree, applied: Iterable[Patch], python: str = "") -> Cal
         return None
     paths = {path for proof in proofs for path in proof.get("paths", [proof.get("path")])}
     texts = {path: tree.files[path].decode("utf-8-sig") for path in paths if path in tree.files}
-    return Call(
-        "source.prove", {"script": _script(), "python": python}, json.dumps({"files": texts, "proofs": proofs}).encode()
-    )
+    code = [f"{tree.root}/{tree.prefix}/{path}" for path in texts]
+    args = {"script": _script(), "python": python, "code": code}
+    return Call("source.prove", args, json.dumps({"files": texts, "proofs": proofs}).encode())
 
 
 def failures(reply: Reply) -> tuple[str, ...]:
