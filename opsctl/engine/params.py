@@ -51,21 +51,36 @@ def check_names(given: Collection[str], plays: Iterable[Play], inventory_names: 
                              hint=did_you_mean(name, known) if known else None)  # fmt: skip
 
 
-def param_layers(play: Play, given: Mapping[str, Given]) -> tuple[Layer, Layer]:
-    """What the command line says, and the defaults of params (which may be templates). Raises UsageError."""
+def declared(plays: Iterable[Play]) -> dict[str, tuple[Param, At]]:
+    """The params of all plays whose type is the same wherever they are declared, each as the first play has it."""
+    found: dict[str, tuple[Param, At]] = {}
+    types: dict[str, set[str]] = {}
+    for play in plays:
+        for name, param in play.keys.params.items():
+            found.setdefault(name, (param, play.at / "params" / name))
+            types.setdefault(name, set()).add(param.type)
+    return {name: one for name, one in found.items() if len(types[name]) == 1}
+
+
+def param_layers(
+    play: Play, given: Mapping[str, Given], elsewhere: Mapping[str, tuple[Param, At]]
+) -> tuple[Layer, Layer]:
+    """What the command line says, and the defaults of params (which may be templates). Raises UsageError.
+
+    elsewhere: params of the whole playbook, which say what a value is in a play that does not declare it.
+    """
     at = play.at / "params"
-    said: dict[str, Any] = {name: untyped(name, value) for name, value in given.items() if name not in play.keys.params}
+    own = {name: (param, at / name) for name, param in play.keys.params.items()}
+    said = {name: _given(name, value, {**elsewhere, **own}.get(name)) for name, value in given.items()}
     defaults: dict[str, Any] = {}
     for name, param in play.keys.params.items():
         if name in given:
-            if param.type != "bool":
-                _refuse(name, given[name])
-            said[name] = _checked(f"-e {name}", param, given[name].value, Path(), at / name)
-        elif param.required:
+            continue
+        if param.required:
             help_ = f" ({param.help})" if param.help else ""
             raise UsageError(f"the param {name!r} has no value{help_}", where=(at / name).place,
                              hint=f"give it with -e {name}=...")  # fmt: skip
-        elif param.default is None or holds_template(param.default):
+        if param.default is None or holds_template(param.default):
             defaults[name] = param.default
         else:
             try:
@@ -74,6 +89,15 @@ def param_layers(play: Play, given: Mapping[str, Given]) -> tuple[Layer, Layer]:
             except UsageError as error:
                 raise UsageError(error.message, where=(at / name / "default").place, hint=error.hint) from None
     return Layer(said), Layer(defaults, at)
+
+
+def _given(name: str, value: Given, declared: tuple[Param, At] | None) -> Any:
+    if declared is None:
+        return untyped(name, value)
+    param, at = declared
+    if param.type != "bool":
+        _refuse(name, value)
+    return _checked(f"-e {name}", param, value.value, Path(), at)
 
 
 def _checked(what: str, param: Param, value: Any, folder: Path, at: At) -> Any:

@@ -20,6 +20,7 @@ from opsctl.engine.fleet import Fleet, batches
 from opsctl.engine.hostlock import holder
 from opsctl.engine.hostrun import PlayOnHost
 from opsctl.engine.loader import load_playbook
+from opsctl.engine.model import Param
 from opsctl.engine.options import Options
 from opsctl.engine.prepare import Surroundings
 from opsctl.engine.scope import Layer, Scope
@@ -110,8 +111,9 @@ def plan(options: Options, inventory: Inventory) -> Plan:
     chosen_hosts = [_hosts(play, inventory, limit) for play in playbook.plays]
     names = {name for hosts in chosen_hosts for host in hosts for name in host.variables}
     params.check_names(options.given, playbook.plays, names)
+    declared = params.declared(playbook.plays)
     stages = tuple(
-        _stage(index, play, hosts, options, start, inventory, run)
+        _stage(index, play, hosts, options, start, inventory, run, declared)
         for index, (play, hosts) in enumerate(zip(playbook.plays, chosen_hosts, strict=True))
     )
     if not any(stage.hosts for stage in stages):
@@ -133,9 +135,9 @@ def _hosts(play: Play, inventory: Inventory, limit: Collection[str] | None) -> t
 
 def _stage(
     index: int, play: Play, hosts: tuple[InventoryHost, ...], options: Options, start: tuple[int, int],
-    inventory: Inventory, run: str,
+    inventory: Inventory, run: str, declared: Mapping[str, tuple[Param, At]],
 ) -> Stage:  # fmt: skip
-    given, defaults = params.param_layers(play, options.given)
+    given, defaults = params.param_layers(play, options.given, declared)
     constants = Layer({"check_mode": options.check, "run_id": run})
     file = At(Source(inventory.file or "inventory", None, {}, {}))
     variables = Layer(play.keys.vars, play.at / "vars")

@@ -71,6 +71,20 @@ def test_on_the_command_line_the_type_of_the_param_decides(project: Project) -> 
     assert str(caught.value.where).endswith("vars.yaml:3:5")
 
 
+def test_a_param_of_one_play_says_what_a_value_is_in_all_of_them(project: Project) -> None:
+    """Where plays disagree on the type, each has its own, and a play without that param takes no side."""
+    first = (
+        "- hosts: here\n  params: {flag: {type: bool, default: true}}\n  tasks: [{name: a, debug: ran, when: flag}]\n"
+    )
+    second = "- hosts: here\n  tasks: [{name: b, debug: ran, when: not flag}]\n"
+    third = "- hosts: here\n  params: {flag: {}}\n  tasks: [{name: c, debug: '{{ flag }}'}]\n"
+    for text in (first + second, second + first):
+        assert project.run(text, e=("flag=no",)).statuses() == {"a": "skipped", "b": "ok"}
+    assert project.run(first + third, e=("flag=no",)).lines("c") == ("no",)
+    with pytest.raises(UsageError, match="without quotes"):
+        project.run(first + second + third, e=("flag=no",))
+
+
 TEXTS = (
     *("3207427", "0123", "08", "1e3", "12e45", "1.10", "0.5.9", "2001-01-01", "12:30:00", "0x1F", "1_000", ".5", "+5"),
     *("=", "yEs", "!!str no", "'no'"),
