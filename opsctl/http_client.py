@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpcore
@@ -75,10 +76,8 @@ class _Transport(httpx.BaseTransport):
             content=request.stream,
             extensions={**request.extensions, "timeout": timeouts},
         )
-        try:
+        with _in_words(where):
             answer = self._pool.handle_request(asked)
-        except Exception as error:
-            raise _ours(error, where) from error
         allowance.meter.content()
         assert isinstance(answer.stream, Iterable)
         body = _Body(answer.stream, allowance.meter, where)
@@ -158,22 +157,22 @@ class _Body(httpx.SyncByteStream):
         self._stream, self._meter, self._where = stream, meter, where
 
     def __iter__(self) -> Iterator[bytes]:
-        try:
+        with _in_words(self._where):
             for piece in self._stream:
                 self._meter.content(len(piece))
                 yield piece
-        except Exception as error:
-            raise _ours(error, self._where) from error
 
     def close(self) -> None:
         if hasattr(self._stream, "close"):
             self._stream.close()
 
 
-def _ours(error: Exception, where: str) -> Exception:
-    if isinstance(error, AgentError):
-        return RemoteError(error.message, kind=error.kind, where=where)
-    for theirs, ours in _ERRORS.items():
-        if isinstance(error, theirs):
-            return ours(str(error))
-    return error
+@contextmanager
+def _in_words(where: str) -> Iterator[None]:
+    """Raise RemoteError for what the limits refuse, and httpx's exceptions for those of the transport."""
+    try:
+        yield
+    except AgentError as error:
+        raise RemoteError(error.message, kind=error.kind, where=where) from error
+    except tuple(_ERRORS) as error:
+        raise next(ours for theirs, ours in _ERRORS.items() if isinstance(error, theirs))(str(error)) from error

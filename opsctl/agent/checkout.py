@@ -33,7 +33,9 @@ class Command(NamedTuple):
 def command(path: str, words: List[str], settings: Tuple[str, ...] = ()) -> Command:
     """git in the checkout that `path` is in, as its owner. Raises AgentError not-found | permission | missing-tool."""
     who, top = owner(path)
-    if who.uid == 0 != os.geteuid():  # root's, and we are not root: what root has named may be run, and git is to do it
+    if (
+        who.uid == 0 and os.geteuid() != 0
+    ):  # root's, and we are not root: what root has named may be run, and git is to do it
         settings = (*settings, "safe.directory=" + top)
     return command_of(who, os.path.realpath(path), words, settings)
 
@@ -74,7 +76,7 @@ def owner(path: str) -> Tuple[User, str]:
         told = ", ".join("%s is %s's" % (part, _name(uid)) for part, uid in owners.items())
         text = "a checkout of several owners: %s. Give it to one: chown -R" % told
         raise AgentError("permission", text, path=top)
-    if ours == 0 == owners[top]:
+    if ours == 0 and owners[top] == 0:
         for part in (os.path.join(path, ".git"), *parts):
             demand_safe_way(part)
         for folder in folders:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Dict, Iterable, List, Optional, Union
 
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.regular import opened
-from opsctl.agent.safepath import Place
+from opsctl.agent.safepath import Place, user
 
 State = Dict[str, Any]
 CHUNK = 1 << 20
@@ -187,14 +187,6 @@ def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> List[str]:
             if name not in _LABELS:
                 left.append(name)
     return left
-
-
-def user(uid: int) -> str:
-    """The name of a user, or the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _group(gid: int) -> str:

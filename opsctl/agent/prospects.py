@@ -10,6 +10,7 @@ whom it is meant for; changes that nothing bars are left out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat as st
 from typing import Any, Dict, List, Optional, Union
@@ -59,7 +60,7 @@ def barred(at: Place, found: fs.State, shut: Optional[Bar], owner: Owner, group:
     if found["kind"] == "file" and writable:
         bars["write"] = None  # it is overwritten where it cannot be replaced
     if found["kind"] == "dir" and not writable:  # its entry `..` is to be another one
-        bars["remove"] = stuck or ["permission", "%s cannot move %s" % (fs.user(os.geteuid()), at.path)]
+        bars["remove"] = stuck or ["permission", "%s cannot move %s" % (safepath.user(os.geteuid()), at.path)]
     if found["kind"] == "dir":
         fd = at.open(os.O_PATH | os.O_DIRECTORY)
         try:
@@ -79,10 +80,10 @@ def closed(folder: int, path: str) -> Optional[Bar]:
     if os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
         return None
     info = os.fstat(folder)
-    why = "it belongs to %s, mode %04o" % (fs.user(info.st_uid), st.S_IMODE(info.st_mode))
+    why = "it belongs to %s, mode %04o" % (safepath.user(info.st_uid), st.S_IMODE(info.st_mode))
     if not os.geteuid():
         why = "it is immutable (chattr), or the system keeps root from it"
-    return ["permission", "%s cannot write in %s: %s" % (fs.user(os.geteuid()), path, why)]
+    return ["permission", "%s cannot write in %s: %s" % (safepath.user(os.geteuid()), path, why)]
 
 
 def _stuck(at: Place, found: fs.State) -> Optional[Bar]:
@@ -119,7 +120,7 @@ def _kept(at: Place, found: fs.State, owner: Owner, group: Owner) -> Optional[Ba
         return [error.kind, error.message]
     us = os.geteuid()
     if us and uid not in (-1, found.get("uid", us)):
-        return ["permission", "only root may give %s to %s, and this is %s" % (at.path, owner, fs.user(us))]
+        return ["permission", "only root may give %s to %s, and this is %s" % (at.path, owner, safepath.user(us))]
     if us and gid not in (-1, found.get("gid"), *_groups()):
         return ["permission", "only root and members may give %s to the group %s" % (at.path, group)]
     return None
@@ -134,7 +135,10 @@ def _is_folder(path: str) -> bool:
 
 
 def _begun(folder: int, name: str) -> int:
-    """Bytes of what has arrived in a folder for a file that was not put in place yet: there will be room for those."""
+    """Bytes of what has arrived in a folder for a file that was not put in place yet: there will be room for those.
+
+    Another run may finish or remove it meanwhile.
+    """
     prefix = fs.hidden(name, "").rpartition("-")[0]
     total = 0
     try:
@@ -143,7 +147,10 @@ def _begun(folder: int, name: str) -> int:
         return 0
     for one in (one for one in names if one.rpartition("-")[0] == prefix):
         at = Place(folder, one, one)
-        if st.S_ISDIR(at.stat().st_mode) and not safepath.changeable_by_others(at.stat()):
+        with contextlib.suppress(FileNotFoundError):
+            info = at.stat()
+            if not st.S_ISDIR(info.st_mode) or safepath.changeable_by_others(info):
+                continue
             with at.entered() as fd:
                 total += sum(512 * os.stat(part, dir_fd=fd, follow_symlinks=False).st_blocks for part in os.listdir(fd))
     return total

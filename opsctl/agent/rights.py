@@ -54,7 +54,7 @@ def environment(who: User) -> Dict[str, str]:
     """
     if not others(who):
         return dict(os.environ)
-    kept = {name: os.environ[name] for name in _KEPT if "@" not in os.environ.get(name, "@")}
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ and "@" not in os.environ[name]}
     known = users.known(who.uid)
     home = {"HOME": known.pw_dir, "USER": known.pw_name, "LOGNAME": known.pw_name} if known else {}
     return dict(kept, PATH=PATH, **home)

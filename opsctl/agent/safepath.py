@@ -214,9 +214,9 @@ def demand_ours(folder: int, path: str) -> None:
     """Raise AgentError where somebody who is neither root nor we may rename things in a folder."""
     info = os.fstat(folder)
     if changeable_by_others(info):
-        we = " and ".join(dict.fromkeys(("root", _user(os.geteuid()))))
+        we = " and ".join(dict.fromkeys(("root", user(os.geteuid()))))
         message = "others than %s can change %s: it belongs to %s, mode %04o"
-        values = (we, path, _user(info.st_uid), st.S_IMODE(info.st_mode))
+        values = (we, path, user(info.st_uid), st.S_IMODE(info.st_mode))
         raise AgentError("permission", message % values, path=path)
 
 
@@ -236,9 +236,9 @@ def _demand_trusted(folder: int, link: os.stat_result, path: str) -> None:
     us = (0, os.geteuid())
     above = os.fstat(folder)
     if link.st_uid not in us:
-        what = "is a symbolic link of the user %s" % _user(link.st_uid)
+        what = "is a symbolic link of the user %s" % user(link.st_uid)
     elif changeable_by_others(above):
-        what = "is a symbolic link in a folder that others can change (it belongs to %s)" % _user(above.st_uid)
+        what = "is a symbolic link in a folder that others can change (it belongs to %s)" % user(above.st_uid)
     else:
         return
     who = next((info.st_uid for info in (link, above) if info.st_uid not in us), None)
@@ -292,7 +292,8 @@ def _walked(path: str) -> Tuple[int, List[str]]:
     return fd, names
 
 
-def _user(uid: int) -> str:
+def user(uid: int) -> str:
+    """The name of a user, or the number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
