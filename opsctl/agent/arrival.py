@@ -16,7 +16,7 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from opsctl.agent import safepath
+from opsctl.agent import regular, safepath
 from opsctl.agent.chunking import DIGEST, block_digests, spans_of
 from opsctl.agent.oserrors import told
 from opsctl.agent.protocol import AgentError, Context
@@ -159,7 +159,7 @@ def notes(folder: str) -> str:
 
 
 def _noted(folder: str) -> Iterator[Landed]:
-    with contextlib.suppress(OSError), open(notes(folder), "rb") as file:
+    with contextlib.suppress(OSError, AgentError), os.fdopen(regular.descriptor(notes(folder)), "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError):  # a cut run may leave half a line
                 name, start, end, mtime, digests = json.loads(line)

@@ -16,7 +16,7 @@ import os
 import stat as st
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from opsctl.agent import durable
+from opsctl.agent import durable, regular
 from opsctl.agent.chunking import DIGEST, blocks_in, spans_of
 from opsctl.agent.protocol import AgentError
 
@@ -139,9 +139,9 @@ def blocks(release: Dict[str, Any]) -> List[bytes]:
     if told is None or list(told["files"]) != list(release["files"]):
         return []
     try:
-        with open(os.path.join(release["path"], BLOCKS), "rb") as stream:
+        with regular.opened(os.path.join(release["path"], BLOCKS)) as stream:
             data = stream.read()
-    except OSError:
+    except (OSError, AgentError):
         return []
     ranges = [chunk[:2] for chunks in release["files"].values() for chunk in chunks]
     if len(data) != DIGEST * sum(blocks_in(start, end) for start, end in ranges):

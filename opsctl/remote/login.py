@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from opsctl.errors import AuthFailed
+from opsctl.localfiles import demand_file, opened, read
 from opsctl.remote import hostkeys, questions
 from opsctl.remote.lean_paramiko import paramiko, words
 from opsctl.remote.ssh_config import Hop
@@ -108,6 +110,7 @@ def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, str | None, paramik
 
 def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, str, paramiko.PKey]]:
     try:
+        demand_file(Path(file).expanduser())
         key = paramiko.PKey.from_path(file)
     except FileNotFoundError:
         if named:
@@ -134,9 +137,9 @@ def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterato
 def _certifies(certificate: str, key: paramiko.PKey) -> bool:
     """Whether a certificate file can be loaded with a key."""
     try:
-        with open(certificate, encoding="ascii") as file:
-            return file.read(64).startswith(key.get_name())
-    except (OSError, UnicodeDecodeError):
+        with opened(Path(certificate)) as file:
+            return file.read(64).startswith(key.get_name().encode())
+    except OSError:
         return False
 
 
@@ -148,8 +151,7 @@ def _public_half(file: str) -> bytes | None:
 
 def _text(file: str) -> str:
     try:
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            return opened.read()
+        return read(Path(file)).decode("utf-8", "replace")
     except OSError:
         return ""
 

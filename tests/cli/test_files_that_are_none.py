@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from opsctl import localfiles, modules, patchfiles
-from opsctl.agent import survey
+from opsctl.agent import arrival, releases, survey
 from opsctl.drafter import compare
 from opsctl.engine import known, loader
 from opsctl.errors import OpsctlError
 from opsctl.gpu import bundle
 from opsctl.modules.contract import Module
+from opsctl.remote import login
+from opsctl.remote.ssh_config import Hop
 from opsctl.secret_sources import _from_file
 from opsctl.sglang.prompts import read_prompts
 from opsctl.yaml_source import Place, read_yaml
 from tests.modules.conftest import site
+from tests.sshd import keygen
 
 
 def observe(name: str, path: Path) -> Any:
@@ -67,6 +70,28 @@ def test_whoever_reads_it_says_what_it_is(tmp_path: Path, reader: str, make: Cal
     assert isinstance(raised[0], OpsctlError)
     assert what in raised[0].message
     assert str(tmp_path / "odd") in str(raised[0])
+
+
+def test_a_key_or_certificate_that_is_none_is_passed_by_and_told(tmp_path: Path) -> None:
+    for name in ("odd", "key.pub"):
+        os.mkfifo(tmp_path / name)
+    keygen(tmp_path / "key.real")
+    (tmp_path / "key.real").rename(tmp_path / "key")
+    hop = Hop("127.0.0.1", 22, "ops", "box", certificates=(str(tmp_path / "odd"),))
+    tried: list[str] = []
+    assert list(login._from_file(str(tmp_path / "odd"), hop, tried, named=True)) == []
+    assert tried == [f"key {tmp_path / 'odd'} (unusable: it is a pipe, not a file)"]
+    key = str(tmp_path / "key")
+    assert [file for _, file, _ in login._from_file(key, hop, tried, named=True)] == [key]
+    assert login._public_half(key) is None
+
+
+def test_what_arrived_and_what_a_release_holds_is_not_read_from_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(arrival.notes(str(tmp_path)))
+    os.mkfifo(tmp_path / releases.BLOCKS)
+    (tmp_path / releases.MANIFEST).write_text('{"digest": "", "files": {}}')
+    assert arrival.noted(str(tmp_path)) == []
+    assert releases.blocks({"path": str(tmp_path), "files": {}}) == []
 
 
 def test_hints_and_surveys_pass_it_by(tmp_path: Path) -> None:
