@@ -84,7 +84,7 @@ def gather(
         tasks["endpoint"] = lambda: gpuhost.endpoint(port, 30.0)
     if weights:
         tasks["weights"] = lambda: gpuhost.weights(root, weights)
-    longest = max(limit, 35.0 if port else 0.0, 2 * QUICK, quick * 4 + (cuda if root == "/" else 0.0))
+    longest = max(limit, 35.0 if port else 0.0, 2 * QUICK, quick + max(2 * quick, cuda if root == "/" else 0.0))
     found = _side_by_side(tasks, longest + 2 * detached.GRACE + 1.0)
     if "host" in found:
         found["host"]["now"] = now  # before anything that may hang: it is compared with the asker's clock
@@ -136,13 +136,24 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
     if ran.code is None:
         return {"missing": True} if ran.missing else {"timed_out": True, "seconds": ran.seconds}
     said = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
-    if ran.code == 0 and ran.seconds <= quick and ran.out.count("<gpu id=") > 1:
-        peers = smi.ask(call, ["topo", "-p2p", "r"], quick, env, 1 << 20)
-        said["p2p"] = peers.out if peers.code == 0 else None
     if ran.code == 0 and ran.seconds <= quick and "<gpu id=" in ran.out:
-        said["links"] = gpulinks.links(call, env, quick)
-        said["cuda"] = gpulinks.cuda(call, env, cuda) if cuda else {"missing": "the host is seen through another root"}
+        more: Dict[str, Callable[[], Any]] = {
+            "links": lambda: gpulinks.links(call, env, quick),
+            "cuda": lambda: (
+                gpulinks.cuda(call, env, cuda) if cuda else {"missing": "the host is seen through another root"}
+            ),
+        }
+        if ran.out.count("<gpu id=") > 1:
+            more["p2p"] = lambda: _peers(call, env, quick)
+        answers = _side_by_side(more, max(2 * quick, cuda) + 2 * detached.GRACE)
+        said.update({name: answers.get(name) for name in more})
     return said
+
+
+def _peers(call: Context, env: Dict[str, str], quick: float) -> Optional[str]:
+    """The matrix of peer access, None where nvidia-smi gives none."""
+    ran = smi.ask(call, ["topo", "-p2p", "r"], quick, env, 1 << 20)
+    return ran.out if ran.code == 0 else None
 
 
 def _p2p_disabled(root: str, unit: str, server: Optional[int]) -> bool:
