@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -99,12 +100,21 @@ class Traps:
     def users(self) -> set[str]:
         return {path.read_text().strip() for path in self.notes.iterdir() if not path.name.startswith("env.")}
 
+    def environments(self) -> list[dict[str, str]]:
+        notes = (path.read_text().splitlines() for path in self.notes.glob("env.*"))
+        return [dict(line.split("=", 1) for line in lines if "=" in line) for lines in notes]
+
 
 def test_root_runs_nothing_that_another_users_checkout_names(
     project: Project, play: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looked at (which is all that --check does), read as source, collected, checked out, put back: as its owner."""
-    monkeypatch.setenv("ROOTS_TOKEN", "canary-of-root")
+    for name, value in (
+        ("ROOTS_TOKEN", "t"),
+        ("https_proxy", "http://u:p@127.0.0.1"),
+        ("http_proxy", "http://127.0.0.1"),
+    ):
+        monkeypatch.setenv(name, value)
     traps, tree = Traps(open_folder), project.clone
     (tree / "b.py").write_text("local\n")
     (tree / "python/sglang/srt/models").mkdir(parents=True)
@@ -131,7 +141,10 @@ def test_root_runs_nothing_that_another_users_checkout_names(
     assert (tree / "b.py").read_text() == before
     assert (tree / "b.py").stat().st_uid == OTHER
     assert traps.users() == {str(OTHER)}  # some did run, so the traps are real
-    assert not [path for path in traps.notes.iterdir() if "canary-of-root" in path.read_text()]
+    for around in traps.environments():
+        assert around["HOME"] == pwd.getpwuid(OTHER).pw_dir
+        assert around["http_proxy"] == "http://127.0.0.1"
+        assert not {"ROOTS_TOKEN", "https_proxy", "SSH_AUTH_SOCK", "VIRTUAL_ENV"} & set(around)
 
 
 def test_the_trapped_worktree_setting_does_not_lead_root_out_of_the_checkout(
