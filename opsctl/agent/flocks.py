@@ -10,6 +10,8 @@ from typing import Optional
 
 from opsctl.agent import durable
 
+_LONGEST = 64 << 10  # bytes of a lock
+
 
 def take(path: str, seconds: float = 0.3) -> Optional[int]:
     """An exclusive flock on a file of our own, None if somebody else has it."""
@@ -49,6 +51,11 @@ def is_locked(path: str) -> bool:
 
 
 def say(fd: int, what: bytes) -> None:
-    """Have a lock say who holds it, in the place that it has on the disk: a full one is no reason not to lock."""
+    """Have a lock say who holds it, in the place that it has on the disk: a full one is no reason not to lock.
+
+    The lock may be a file of somebody else, who can make it as long as they like.
+    """
     with suppress(OSError):
-        os.pwrite(fd, what.ljust(os.fstat(fd).st_size), 0)
+        if os.fstat(fd).st_size > _LONGEST:
+            os.ftruncate(fd, _LONGEST)
+        os.pwrite(fd, what.ljust(min(os.fstat(fd).st_size, _LONGEST)), 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import history, journal, process
+from opsctl.agent import flocks, history, journal, process
 from opsctl.agent.protocol import AgentError, Context
 from opsctl.agent.statedir import demand_safe
 from opsctl.errors import RemoteError
@@ -134,3 +134,16 @@ def test_a_planted_record_of_a_process_is_not_acted_on(tmp_path: Path, monkeypat
     record.symlink_to("/etc/hostname")
     with pytest.raises(AgentError, match="is a link"):
         process.status(Context(), "server")
+
+
+def test_a_lock_that_its_owner_has_made_a_terabyte_long_still_says_who_holds_it(tmp_path: Path) -> None:
+    """It is theirs: root takes it, too, where it changes their server, and must not read it into memory."""
+    path = tmp_path / "lock"
+    path.touch(mode=0o600)
+    os.truncate(path, 1 << 40)
+    held = flocks.take(str(path))
+    assert held is not None
+    flocks.say(held, b'{"who": "us"}')
+    os.close(held)
+    assert path.stat().st_size < 1 << 20
+    assert json.loads(path.read_bytes()) == {"who": "us"}
