@@ -10,7 +10,7 @@ from typing import Any
 
 from opsctl.errors import UsageError
 from opsctl.gpu import xids
-from opsctl.gpu.checks.registry import Check, checks
+from opsctl.gpu.checks.registry import Check, checks, decisive
 from opsctl.gpu.fields import table
 from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, Verdict, worst
 from opsctl.gpu.settings import Settings
@@ -89,7 +89,7 @@ def judge(host: str, evidence: Evidence, settings: Settings, chosen: Iterable[Ch
     found = [_result(check, one) for check in asked for one in check.function(evidence, settings)]
     answered = {r.check for r in found if r.verdict is not Verdict.SKIP}
     expects_gpus = settings.profile.gpus != 0
-    undecided = tuple(c.id for c in asked if c.decisive and c.id not in answered and expects_gpus)
+    undecided = tuple(c.id for c in asked if decisive(c, evidence) and c.id not in answered and expects_gpus)
     verdict = worst([r.verdict for r in found])
     if verdict is Verdict.PASS and undecided:
         verdict = Verdict.SKIP

@@ -184,6 +184,16 @@ def test_only_a_virtual_gpu_needs_a_licence(product: str, mode: str, status: str
     assert told(text, "gpu.license") == (verdict, remedy("license") if verdict in ("warn", "fail") else "")
 
 
+def test_one_gpu_that_is_left_out_of_the_fabric() -> None:
+    one = H100.replace("<state>Completed", "<state>N/A", 1)
+    assert told(one, "gpu.fabric") == ("warn", remedy("fabric"))
+    assert told(one.replace("<current_mig>Disabled", "<current_mig>Enabled", 1), "gpu.fabric")[0] == "pass"
+
+
+def test_a_state_of_the_fabric_that_nobody_knows_is_no_verdict() -> None:
+    assert told(H100.replace("<state>Completed", "<state>Dormant"), "gpu.fabric") == ("warn", remedy("fabric"))
+
+
 def test_a_fabric_that_cuda_starts_without_is_no_failure() -> None:
     waits = H100.replace("<state>Completed", "<state>In Progress")
     for cuda, verdict in ((None, "fail"), (CudaStart(802), "fail"), (CudaStart(0, "", 8), "warn")):
@@ -425,5 +435,9 @@ def test_a_host_of_which_the_decisive_was_not_seen_is_not_fit() -> None:
     assert found.verdict is Verdict.SKIP
     assert set(found.undecided) == {"driver.loaded", "gpu.count", "gpu.lost"}
     assert report(H100).verdict is Verdict.PASS
+    switched = seen(A100, pci=(*gpus(A100), SWITCH))  # no GPU names its fabric, and nobody asked for its manager
+    assert judge("host", switched, Settings()).undecided == ("gpu.fabric",)
+    started = seen(A100, pci=(*gpus(A100), SWITCH), cuda=CudaStart(0, "", 8))
+    assert judge("host", started, Settings()).verdict is Verdict.PASS
     # Nobody misses the GPUs of a host that has none.
     assert judge("host", Evidence(), Settings(profile=Profile(gpus=0))).undecided == ()

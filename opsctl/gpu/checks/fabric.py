@@ -11,6 +11,7 @@ from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Links, Verdict, skip
 from opsctl.gpu.settings import Settings
 
 _READY = ("Completed", "Success")
+_WAITING = ("Not Started", "In Progress")
 # Words of <fabric><health> that say nothing is wrong, and how bad the others are, by what they are about.
 _WELL = frozenset({"healthy", "full", "false", "none", "no error", "yes", "true"})
 _DOUBTFUL = ("bandwidth", "route recovery in progress", "access timeout recovery")
@@ -22,12 +23,14 @@ def fabric(evidence: Evidence, settings: Settings) -> list[Found]:
     manager = _manager(evidence)
     starts = evidence.host.cuda is not None and evidence.host.cuda.code == 0
     found = over_gpus(evidence, lambda gpu: _joined(gpu, starts), "no GPU is part of an NVLink fabric")
-    faults = sorted([*manager, *(f for f in found if f.verdict.rank > 1)], key=lambda f: -f.verdict.rank)
+    faults = sorted(
+        [*manager, *_left_out(evidence), *(f for f in found if f.verdict.rank > 1)], key=lambda f: -f.verdict.rank
+    )
     if faults:
         return faults
     if has_switches(evidence) and found[0].verdict is Verdict.SKIP:
-        if evidence.host.fabric_manager == "active":
-            return [sound("NVSwitches, and the fabric manager runs")]
+        if starts or evidence.host.fabric_manager == "active":
+            return [sound(f"NVSwitches, and {'CUDA starts' if starts else 'the fabric manager runs'}")]
         return skip("NVSwitches are there; whether their fabric manager runs is not known")
     return found
 
@@ -36,9 +39,9 @@ def _joined(gpu: Gpu, cuda_starts: bool) -> Found | None:
     if gpu.fabric_state is None:
         return None
     said = f"fabric {gpu.fabric_state}" + (f", {gpu.fabric_status}" if gpu.fabric_status else "")
-    if gpu.fabric_state != _READY[0] and cuda_starts:
-        text = f"{said}, and CUDA starts all the same: peers are not reached by NVLink"
-        return warn(text, gpu.fabric_state, _READY[0], remedy="fabric")
+    if gpu.fabric_state != _READY[0] and (cuda_starts or gpu.fabric_state not in _WAITING):
+        why = ", and CUDA starts all the same: peers are not reached by NVLink" if cuda_starts else ", an unknown state"
+        return warn(said + why, gpu.fabric_state, _READY[0], remedy="fabric")
     if gpu.fabric_state != _READY[0]:
         return fail(f"{said}: CUDA does not start (error 802)", gpu.fabric_state, _READY[0], remedy="fabric")
     if gpu.fabric_status not in (None, _READY[1]):
@@ -49,6 +52,17 @@ def _joined(gpu: Gpu, cuda_starts: bool) -> Found | None:
         doubtful = all(what in _DOUBTFUL or word.lower() == "limited capacity" for what, word in ill)
         return (warn if doubtful else fail)(f"fabric health: {text}", text, "Healthy", remedy="fabric_health")
     return sound(said, gpu.fabric_state, _READY[0])
+
+
+def _left_out(evidence: Evidence) -> list[Found]:
+    """GPUs that name no fabric while others of the same product have joined one. With MIG a GPU leaves it."""
+    gpus = [g for r in evidence.readings if not r.truncated for g in r.readable if g.mig != "Enabled"]
+    joined = {g.name for g in gpus if g.fabric_state is not None}
+    return [
+        warn("in no fabric, its peers are", "N/A", _READY[0], remedy="fabric", gpu=g.ref)
+        for g in gpus
+        if g.fabric_state is None and g.name in joined
+    ]
 
 
 def _ill(what: str, word: str) -> bool:

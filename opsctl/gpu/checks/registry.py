@@ -76,7 +76,7 @@ _FUNCTIONS: dict[str, CheckFunction] = {
 
 
 # Whether the driver serves all GPUs and each can be read.
-DECISIVE = ("driver.loaded", "gpu.count", "gpu.lost")
+_DECISIVE = ("driver.loaded", "gpu.count", "gpu.lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,6 @@ class Check:
     causes: str
     remedy: str
     command: str
-    decisive: bool  # without its answer nobody can say that the host is fit
     settings: tuple[str, ...]
     function: CheckFunction
 
@@ -100,7 +99,12 @@ def checks() -> dict[str, Check]:
     return {
         name: Check(
             name, rows[name]["title"], rows[name]["meaning"], rows[name]["causes"], rows[name]["remedy"],
-            rows[name]["command"], name in DECISIVE, tuple(rows[name]["settings"].split()), function,
+            rows[name]["command"], tuple(rows[name]["settings"].split()), function,
         )
         for name, function in _FUNCTIONS.items()
     }  # fmt: skip
+
+
+def decisive(check: Check, evidence: Evidence) -> bool:
+    """Whether without its answer nobody can say that the host is fit. With NVSwitches CUDA waits for their fabric."""
+    return check.id in _DECISIVE or (check.id == "gpu.fabric" and fabric.has_switches(evidence))
