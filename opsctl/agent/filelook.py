@@ -28,6 +28,7 @@ def stat(
 ) -> Reply:
     """The state of a path, and the bytes of a regular file of at most `content` bytes as the body.
 
+    The bytes of what may be somebody's hard link to a file that is not theirs stay here: `planted` is true then.
     With `follow` a symbolic link is resolved; the state then has the `real` path. It also has what would keep a change
     from being made, see prospects; `owner` and `group`: whom it may be given to.
     """
@@ -39,8 +40,12 @@ def stat(
             found = fs.of(at, False) if at else dict(fs.ABSENT)
             if at and found["kind"] == "file" and found["size"] <= content:
                 with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
-                    body = whole(stream, content + 1)
-                found.update(size=len(body), sha256=hashlib.sha256(body).hexdigest(), content=True)
+                    data, info = whole(stream, content + 1), os.fstat(stream.fileno())
+                found.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+                if at.planted(info) and info.st_uid != os.fstat(at.folder).st_uid:
+                    found["planted"] = True  # what is in it is not for whom this path is of
+                else:
+                    body, found["content"] = data, True
             elif at and found["kind"] == "file" and digest:
                 found["sha256"] = fs.sha256(at.name, call, at.folder)
             found.update(prospects.of(real, at, found, owner, group))

@@ -72,6 +72,8 @@ class Line(Module[LineArgs]):
             raise TaskFailed(f"{args.path} does not exist", hint="say `create: true` if it is to be made")
         if now["kind"] not in ("absent", "file"):
             raise refuse(args.path, now, "file")
+        if now.get("planted"):
+            raise TaskFailed(f"{args.path} may be a hard link to a file of somebody else: it is not edited")
         if now["kind"] == "file" and not now.get("content"):
             raise TaskFailed(f"{args.path} is longer than {LIMIT >> 20} MiB, too long to edit by line")
         # Bytes that are no UTF-8 pass through unchanged.

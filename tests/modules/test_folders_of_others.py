@@ -30,7 +30,7 @@ from opsctl.agent import (
 )
 from opsctl.agent.chunking import key
 from opsctl.agent.protocol import AgentError, Call, Context
-from opsctl.errors import RemoteError
+from opsctl.errors import OpsctlError, RemoteError
 from tests.modules.conftest import Play
 from tests.modules.test_files import Step, snapshot
 
@@ -105,6 +105,21 @@ def test_a_hard_link_that_may_be_another_file_is_not_changed(ground: Path, tmp_p
     secret = (ground / "outside" / "secret").stat()
     assert (secret.st_uid, stat.S_IMODE(secret.st_mode)) == (0, 0o600)
     assert (ground / "outside" / "secret").read_bytes() == SECRET
+
+
+def test_what_is_in_a_hard_link_to_another_file_is_neither_shown_nor_edited(ground: Path, play: Play) -> None:
+    """Else a line in it, with an owner, would make them a copy of all of it."""
+    os.link(ground / "outside" / "secret", ground / "theirs" / "conf")
+    seen = filelook.stat(Context(), str(ground / "theirs" / "conf"), content=100)
+    assert (seen.body, "content" in seen.result) == (b"", False)
+    with pytest.raises(OpsctlError, match="may be a hard link"):
+        play.run("line", path=str(ground / "theirs" / "conf"), line="a=1", owner=str(OTHER), mode="0644")
+    assert (ground / "theirs" / "conf").read_bytes() == SECRET
+    (ground / "theirs" / "own").write_text("b=2\n")
+    os.chown(ground / "theirs" / "own", OTHER, OTHER)
+    os.link(ground / "theirs" / "own", ground / "theirs" / "own2")
+    play.run("line", path=str(ground / "theirs" / "own"), line="a=1")
+    assert (ground / "theirs" / "own").read_text() == "b=2\na=1\n"
 
 
 @pytest.mark.parametrize("undo_of", ["write", "attributes", "mkdir", "link", "remove"])
