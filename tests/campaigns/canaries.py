@@ -26,7 +26,7 @@ from opsctl.errors import Exit
 from tests.campaigns.campaign import Case
 from tests.sshd import SSHD, Sshd
 
-SHORT = 2
+SHORT = 1
 
 # `@` stands for the word.
 SHAPES = {
@@ -65,7 +65,7 @@ SHAPES = {
     "slash": "a/@/b+c==",
     "short": "short",
 }
-VIEWS = {"ok": "jsonl", "failed": "github", "rolled back": "gitlab", "killed": "human"}  # how each outcome is shown
+VIEWS = {"rolled back": "gitlab", "ok": "jsonl", "killed": "human", "failed": "github"}  # how each outcome is shown
 
 # What runs on the host: prints all of its secrets in every way that a program has.
 EMIT = r"""
