@@ -38,13 +38,15 @@ class Undoing:
 
 
 def newest(orders: Sequence[Sequence[str]]) -> str | None:
-    """The newest of all runs, from lists that each begin with the newest of their own.
+    """The newest of all runs, from lists that each begin with the newest of their own; the first list is our own.
 
-    Where a list has two runs, it knows which of them came later. Between runs that no list has together, the time in
-    their names decides.
+    Where a list has two runs, it knows which of them came later; a host knows better than we do, as it counts runs
+    where we have the time alone. Between runs that no list has together, the time in their names decides.
     """
     heads = {order[0] for order in orders if order}
-    later = {run for order in orders for head in order[:1] for run in order[1:] if run in heads and run != head}
+    later = {run for order in orders[1:] for run in order[1:] if run in heads}
+    if orders and orders[0] and orders[0][0] not in later:
+        later |= {run for run in orders[0][1:] if run in heads}
     return max(heads - later or heads, default=None)
 
 

@@ -358,6 +358,9 @@ def test_rollback_looks_for_all_it_needs_before_it_takes_anything_down(project: 
         ([["r1", "r2"], ["r2"]], "r1"),  # a clock was wrong: the host knows which came later
         ([["r1", "r2"], ["r2", "r3"], ["r3"]], "r1"),
         ([["r1", "r2"], ["r2", "r1"]], "r2"),
+        ([["r2", "r1"], ["r1", "r2"]], "r1"),  # the clock was set back: the host has counted
+        ([["r3", "r2", "r1"], ["r1", "r2"]], "r3"),  # which never came as far as the host
+        ([[], ["r1", "r2"], ["r2", "r3"], ["r3"]], "r1"),
     ],
 )
 def test_the_newest_run_of_several_lists(orders: list[list[str]], expected: str | None) -> None:
