@@ -32,7 +32,7 @@ def _sum(value: Any, units: Mapping[str, float], bare: str, expected: str) -> fl
     while position < len(text):
         part = _PART.match(text, position)
         unit = (part[2].lower() or bare) if part else ""
-        if not part or unit not in units:
+        if not part or unit not in units or (position and not part[2]):  # 1h30: of what?
             raise ValueError(f"expected {expected}, got {text!r}")
         total += float(part[1]) * units[unit]
         position = part.end()

@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
@@ -84,7 +85,8 @@ TemplatedCount = Annotated[
 ]
 Tasks = Annotated[list[Any], JUDGED_LATER]
 Names = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
-Condition = bool | str | list[bool | str]
+_Bool = Annotated[bool, Strict()]  # 1 is no answer
+Condition = _Bool | str | list[_Bool | str]
 Variables = Annotated[dict[str, Any], BeforeValidator(_variables)]
 Number = int | float | str
 VariableName = Annotated[str, BeforeValidator(_variable)]

@@ -71,6 +71,14 @@ def test_on_the_command_line_the_type_of_the_param_decides(project: Project) -> 
     assert str(caught.value.where).endswith("vars.yaml:3:5")
 
 
+@pytest.mark.parametrize("keys", ["when: 1", "when: [true, 0]", "timeout: 1h30", "changed_when: 1"])
+def test_a_number_is_no_condition_and_has_one_unit(project: Project, keys: str) -> None:
+    """Neither is taken for something else: 1 for true, 1h30 for an hour and 30 seconds."""
+    with pytest.raises(UsageError) as caught:
+        project.run(f"hosts: here\ntasks:\n  - command: {{cmd: 'true', read_only: true}}\n    {keys}\n")
+    assert "play.yaml:4:" in str(caught.value.where)
+
+
 def test_a_param_of_one_play_says_what_a_value_is_in_all_of_them(project: Project) -> None:
     """Where plays disagree on the type, each has its own, and a play without that param takes no side."""
     first = (
