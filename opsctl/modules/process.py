@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from posixpath import normpath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -89,7 +90,8 @@ def stop(name: str, wait: float) -> Call:
 def differs(args: ProcessArgs, now: dict[str, Any]) -> str | None:
     """What a running process has otherwise than asked for."""
     env = env_digest({key: reveal(value) for key, value in args.env.items()})
-    wanted = {"argv": args.argv, "cwd": args.cwd or "/", "env_digest": env, "log": args.log, "port": args.port}
+    log = normpath(args.log) if args.log else None  # as the host records it
+    wanted = {"argv": args.argv, "cwd": args.cwd or "/", "env_digest": env, "log": log, "port": args.port}
     words = {"argv": "arguments", "cwd": "folder", "env_digest": "environment"}
     other = [words.get(key, key) for key, value in wanted.items() if now[key] != value and not _home(value)]
     return f"other {', '.join(other)}" if other else None
