@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from typing import Any, Dict, List, Optional
@@ -67,6 +68,8 @@ def cuda(call: Context, env: Dict[str, str], seconds: float, library: str = "lib
     It is shown all devices, whatever the login's environment hides.
     """
     env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if not _findable(library, env):  # a child would only find the same
+        return {"missing": "CUDA's driver library is not there: %s" % library}
     ran = detached.run(call, [sys.executable, "-I", "-c", _START, library], seconds, env, 1 << 16)
     if ran.code is None:
         return {"code": None}
@@ -77,3 +80,17 @@ def cuda(call: Context, env: Dict[str, str], seconds: float, library: str = "lib
     if "missing" in said:
         return {"missing": "CUDA's driver library is not there: %s" % said["missing"]}
     return dict(said)
+
+
+def _findable(library: str, env: Dict[str, str]) -> bool:
+    """Whether the dynamic linker could find a library: by its path, in its cache, or in a folder that it looks into."""
+    if os.path.isabs(library):
+        return os.path.exists(library)
+    folders = [*env.get("LD_LIBRARY_PATH", "").split(":"), "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+    if any(folder and os.path.exists(os.path.join(folder, library)) for folder in folders):
+        return True
+    try:
+        with open("/etc/ld.so.cache", "rb") as cache:
+            return library.encode() in cache.read()
+    except OSError:
+        return True  # a system without that cache: let the linker say
