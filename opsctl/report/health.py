@@ -127,10 +127,11 @@ def _block(report: HostReport, verbose: bool) -> None:
     about = f"{printable(report.about)}; " if report.about else ""
     for i, line in enumerate(_lines(f"{printable(report.host)}: {about}{_counts(report)}{_undecided(report)}", 5)):
         typer.echo(f"     {line}" if i else f"{_word(report.verdict)} {line}")
+    missing = report.undecided if report.verdict is Verdict.SKIP else ()
     shown = [
         r
         for r in report.results
-        if verbose or r.verdict.rank > 1 or r.check.startswith("active.") or r.check in report.undecided
+        if verbose or r.verdict.rank > 1 or r.check.startswith("active.") or r.check in missing
     ]
     width = max((len(r.check) for r in shown), default=0)
     alike: dict[tuple[object, ...], list[Result]] = {}
@@ -186,7 +187,9 @@ def _word(verdict: Verdict) -> str:
 
 def _undecided(report: HostReport) -> str:
     """Which decisive checks have no answer: without them nobody can say that the host is fit."""
-    return f"; not known whether it is fit: {', '.join(report.undecided)}" if report.undecided else ""
+    if report.verdict is not Verdict.SKIP or not report.undecided:
+        return ""
+    return f"; not known whether it is fit: {', '.join(report.undecided)}"
 
 
 def _counts(report: HostReport) -> str:
