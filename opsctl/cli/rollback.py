@@ -68,6 +68,8 @@ def rollback(
     todo = {name: past for name, past in found.items() if any(_left(one) for one in past)}
     if not todo:
         typer.echo("there is nothing left to undo" if found else "there is nothing to undo")
+        if run == LAST:
+            typer.echo("to undo an earlier run, name it: opsctl rollback RUN (opsctl history lists them)")
         return failed
     if check:
         return failed

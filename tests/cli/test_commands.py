@@ -249,6 +249,7 @@ def test_rollback_means_the_newest_run_on_its_own_hosts_alone(project: Project, 
     assert [path.name for path in project.out.iterdir()] == ["b"]
     again = cli("rollback", "--yes")  # that run is still the newest one
     assert (again.code, "nothing left to undo" in again.out) == (Exit.DONE, True)
+    assert "opsctl history lists them" in again.out
     assert cli("rollback", "--yes", "--host", "b").code == Exit.DONE  # the newest that was for this host
     assert list(project.out.iterdir()) == []
 
