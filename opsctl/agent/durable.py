@@ -66,10 +66,10 @@ def take_room(fd: int, start: int, length: int) -> None:
             raise
 
 
-def sync_folder(path: str) -> None:
+def sync_folder(path: str, dir_fd: Optional[int] = None) -> None:
     """Make the entries of a folder survive a crash, where the file system and its permissions let us."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
         return
     try:

@@ -15,6 +15,7 @@ import pwd
 import stat as st
 from typing import Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from opsctl.agent import durable
 from opsctl.agent.protocol import AgentError
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,17 +88,7 @@ class Place(NamedTuple):
 
     def sync(self) -> None:
         """Make the entries of its folder survive a crash, where the file system and our rights let us."""
-        try:
-            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.folder)
-        except PermissionError:
-            return
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
-                raise
-        finally:
-            os.close(fd)
+        durable.sync_folder(".", self.folder)
 
 
 @contextlib.contextmanager
