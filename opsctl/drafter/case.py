@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from opsctl.drafter import loader, vocab_map
 from opsctl.drafter import versions as v
 from opsctl.drafter.folder import Folder, Sample, Tensor
+from opsctl.drafter.kind import Recognised, recognise
 from opsctl.drafter.settings import LLAMA, MLA, Settings
 from opsctl.drafter.versions import Version
 
@@ -19,7 +20,7 @@ class Serving:
     Args:
         tp: tensor-parallel size.
         context_length: None for the target's own.
-        algorithm: `--speculative-algorithm`.
+        algorithm: `--speculative-algorithm`; None for the one that is right for the drafter.
         overwrite_longer: SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set.
         draft_quantization: `--speculative-draft-model-quantization`.
         draft_path: whether `--speculative-draft-model-path` is given.
@@ -28,7 +29,7 @@ class Serving:
 
     tp: int = 8
     context_length: int | None = None
-    algorithm: str = "EAGLE3"
+    algorithm: str | None = None
     overwrite_longer: bool = False
     draft_quantization: str | None = None
     draft_path: bool = True
@@ -54,6 +55,16 @@ class Case:
     def text(self) -> Settings | None:
         """The target's text model."""
         return self.target.target_text if self.target else None
+
+    @cached_property
+    def recognised(self) -> Recognised:
+        """The kind of the draft model, and what tells it."""
+        return recognise(
+            self.folder.raw_config,
+            {name: tensor.shape for name, tensor in self.tensors.items()},
+            self.target.raw if self.target else None,
+            complete=not self.folder.oversized,
+        )
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:

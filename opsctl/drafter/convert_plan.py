@@ -65,7 +65,7 @@ class Plan:
 def plan(case: Case, layout: str) -> Plan:
     """Plan the conversion of `case` to `layout`, sglang or speculators. Raises Refused, Unreadable."""
     folder = case.folder
-    for finding in refused(folder):
+    for finding in refused(case):
         raise Unreadable(f"{finding.subject}: {finding.detail}", where=folder.path, hint=finding.remedy)
     if case.draft is None:
         why = folder.config_problem.text if folder.config_problem else "missing"

@@ -10,6 +10,9 @@ def obstacle(case: Case) -> tuple[str, str] | None:
     draft, raw = case.draft, case.folder.raw_config or {}
     if draft is None:
         return None
+    if not case.recognised.kind.eagle3:
+        hint = "get it from its producer in a layout that SGLang reads, or serve it with vLLM"
+        return f"it is {case.recognised.told}, and only EAGLE-3 is converted", hint
     if draft.flag("norm_before_residual"):
         reason = "norm_before_residual is true: the residual was trained on normalised states"
         return f"{reason}, which no SGLang version has", "serve it with vLLM, or train with norm_before_residual false"

@@ -90,6 +90,11 @@ class Folder:
         """Whether the weights the server would take are pickles."""
         return any(not c.file.endswith(".safetensors") for c in self.containers)
 
+    @property
+    def oversized(self) -> bool:
+        """Whether it holds more than was read: a whole model has more tensors than any draft model."""
+        return any(c.problem is not None and c.problem.code == "count" for c in self.containers)
+
     def loaded(self) -> tuple[Container, ...]:
         """The weight files a server loads, in its order: those the index names, else all (weight_utils.py)."""
         if self.weight_map is None or self.pickled:

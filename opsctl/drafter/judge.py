@@ -42,6 +42,8 @@ class Judgement:
             return Exit.UNREADABLE
         if self.verdict in (Verdict.OK, Verdict.NOTE):
             return Exit.DONE
+        if self.verdict is Verdict.NOT_JUDGED:
+            return Exit.UNKNOWN
         return Exit.DEGRADED if self.verdict.serves else Exit.UNFIT
 
     def as_json(self) -> dict[str, Any]:
@@ -49,6 +51,7 @@ class Judgement:
         return {
             "path": printable(self.case.folder.path),
             "format": self.producer,
+            "kind": self.case.recognised.kind.value,
             "digest": self.case.folder.digest,
             "verdict": self.verdict.value,
             "outcome": {str(version): verdict.value for version, verdict in self.outcome.items()},
@@ -69,7 +72,7 @@ class Judgement:
 def judge(case: Case, versions: Sequence[Version]) -> Judgement:
     """Judge `case` for `versions`."""
     versions = tuple(versions)
-    refusals = refused(case.folder)
+    refusals = refused(case)
     if refusals:
         found = tuple(replace(finding, versions=versions) for finding in refusals)
         return Judgement(case, versions, producer.name(case), True, found, {})
@@ -88,7 +91,8 @@ def judge(case: Case, versions: Sequence[Version]) -> Judgement:
 
 
 def _run(case: Case, version: Version) -> list[Finding]:
-    return list(dict.fromkeys(finding for check in CHECKS for finding in check.run(case, version)))
+    checks = [check for check in CHECKS if check.applies(case)]
+    return list(dict.fromkeys(finding for check in checks for finding in check.run(case, version)))
 
 
 def _outcome(findings: list[Finding]) -> Verdict:

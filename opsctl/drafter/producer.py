@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from opsctl.drafter.case import Case
+from opsctl.drafter.kind import Kind
 
 _MODELOPT_KEYS = (
     "use_last_layernorm",
@@ -21,6 +22,9 @@ def name(case: Case) -> str:
         version = re.match(r"\d+\.\d+", str(folder.raw_config.get("speculators_version", "")), re.ASCII)
         return f"speculators-{version.group()}" if version else "speculators"
     draft = case.draft
+    kind = case.recognised.kind
+    if not kind.eagle3 and kind is not Kind.UNKNOWN:
+        return str(kind.value)
     if draft is None or not case.tensors:
         return "unknown"
     if folder.pickled:

@@ -13,12 +13,14 @@ class Verdict(Enum):
 
     OK = "ok"
     NOTE = "note"
+    NOT_JUDGED = "not-judged"
     DEGRADED = "degraded"
     SILENT_GARBAGE = "silent-garbage"
     CUDA_ERROR = "cuda-error"
     RUNTIME_ERROR = "runtime-error"
     LOAD_ERROR = "load-error"
     NEEDS_CONVERSION = "needs-conversion"
+    UNSUPPORTED = "unsupported"
 
     @property
     def rank(self) -> int:
@@ -35,12 +37,14 @@ _ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
 SEEN = {
     Verdict.OK: "serves as trained",
     Verdict.NOTE: "serves as trained",
+    Verdict.NOT_JUDGED: "not known: its own rules are not among those that are checked",
     Verdict.DEGRADED: "serves; accept length lower than it could be",
     Verdict.SILENT_GARBAGE: "serves, HTTP 200, correct text, no log line; accept len about 1.00, slower than without",
     Verdict.CUDA_ERROR: "device-side assert when it drafts; the server process is lost",
     Verdict.RUNTIME_ERROR: "loads, then fails at graph capture or at the first draft step",
     Verdict.LOAD_ERROR: "stops with an error before it is ready, often after the target was loaded",
     Verdict.NEEDS_CONVERSION: "SGLang cannot read this producer's layout as it is",
+    Verdict.UNSUPPORTED: "this SGLang has no algorithm that runs this kind of draft model",
 }
 
 

@@ -81,6 +81,13 @@ def _since(version: str, source: str) -> Feature:
     return Feature(Version.parse(version), source)
 
 
+# Algorithms: speculative/spec_info.py, and dflash_utils.py for Domino.
+EAGLE = _since("0.4.6", "SpeculativeAlgorithm.EAGLE, of which NEXTN is another name")
+EAGLE3 = _since("0.4.6", "SpeculativeAlgorithm.EAGLE3")
+STANDALONE = _since("0.5.2", "SpeculativeAlgorithm.STANDALONE")
+DFLASH = _since("0.5.11", "SpeculativeAlgorithm.DFLASH")
+DSPARK = _since("0.5.16", "SpeculativeAlgorithm.DSPARK")
+DOMINO = _since("0.5.20", "dflash_utils.py is_domino")
 LAYERS_0_NAMES = _since("0.5.12", "llama_eagle3.py legacy_name_map, #24663")
 MULTI_LAYER = _since("0.5.12", "llama_eagle3.py self.layers, #24663")
 MLA_CLASS = _since("0.5.12", "kimi_k25_eagle3.py")

@@ -15,13 +15,16 @@ from opsctl.text import one_line, printable, size
 COLOURS = {
     Verdict.OK: "green",
     Verdict.NOTE: "green",
+    Verdict.NOT_JUDGED: "yellow",
     Verdict.DEGRADED: "yellow",
     Verdict.SILENT_GARBAGE: "red",
     Verdict.CUDA_ERROR: "red",
     Verdict.RUNTIME_ERROR: "red",
     Verdict.LOAD_ERROR: "red",
     Verdict.NEEDS_CONVERSION: "yellow",
+    Verdict.UNSUPPORTED: "red",
 }
+_MARK = {Verdict.NOT_JUDGED: "?"}
 
 
 def lines(judgement: Judgement) -> Iterator[tuple[str, Verdict | None]]:
@@ -82,7 +85,7 @@ def _verdict(judgement: Judgement) -> Iterator[tuple[str, Verdict | None]]:
     for version, verdict in judgement.outcome.items():
         groups.setdefault(verdict, []).append(version)
     for verdict, found in sorted(groups.items(), key=lambda item: item[0].rank):
-        mark = "✓" if verdict in (Verdict.OK, Verdict.NOTE) else "!" if verdict.serves else "✗"
+        mark = "✓" if verdict in (Verdict.OK, Verdict.NOTE) else _MARK.get(verdict, "!" if verdict.serves else "✗")
         yield f"{mark} {verdict.value} on {spans(found, judgement.versions)}", verdict
         if mark != "✓":
             yield f"    served anyway: {SEEN[verdict]}", None

@@ -15,7 +15,12 @@ from opsctl.errors import Place
 from opsctl.report.findings import Finding, Status
 
 CONFIG = "config.json"
-_STATUS: dict[Verdict, Status] = {Verdict.OK: "passed", Verdict.NOTE: "noted", Verdict.DEGRADED: "warned"}
+_STATUS: dict[Verdict, Status] = {
+    Verdict.OK: "passed",
+    Verdict.NOTE: "noted",
+    Verdict.NOT_JUDGED: "warned",
+    Verdict.DEGRADED: "warned",
+}
 # A JSON string, and the colon that makes it a key.
 _STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"(\s*:)?')
 

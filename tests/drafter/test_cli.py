@@ -24,7 +24,7 @@ def test_machine_interface(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     code = run(["drafter", "check", *where, "--sglang", "0.5.10,0.5.12", "--tp", "8", "--json"])
     out, err = capfd.readouterr()
     found = json.loads(out)
-    assert list(found) == ["path", "format", "digest", "verdict", "outcome", "findings"]
+    assert list(found) == ["path", "format", "kind", "digest", "verdict", "outcome", "findings"]
     assert found["path"] == where[0]
     assert found["format"] == "modelopt>=0.42"
     assert found["verdict"] == "silent-garbage"

@@ -1,4 +1,4 @@
-"""Checks of config.json by itself: class, keys, flags."""
+"""Checks of config.json by itself: keys and flags."""
 
 from __future__ import annotations
 
@@ -6,52 +6,12 @@ from collections.abc import Iterator
 
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
-from opsctl.drafter.settings import LLAMA, MLA
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
 
 _NEEDED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _MAY_BE_NULL = ("num_key_value_heads", "head_dim")
 _NEEDED_MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
-
-def algorithm(case: Case, version: Version) -> Iterator[Finding]:
-    """Row 1: EAGLE3, not EAGLE."""
-    given = case.serving.algorithm
-    if given != "EAGLE3":
-        yield Finding(
-            "algorithm",
-            Verdict.SILENT_GARBAGE,
-            "--speculative-algorithm",
-            f"{given}: no hidden states are captured and fc is skipped, accept len exactly 1.00",
-            "--speculative-algorithm EAGLE3",
-        )
-
-
-def architecture(case: Case, version: Version) -> Iterator[Finding]:
-    """Row 2: a class this version has."""
-    draft = case.draft
-    if draft is None or case.class_known(version):
-        return
-    name = draft.architecture
-    if name == MLA:
-        detail = f"{MLA} (MLA attention) is not in SGLang before {v.MLA_CLASS.since}: model not found"
-        remedy = f"SGLang {v.MLA_CLASS.since} or later"
-    elif not name:
-        detail, remedy = "no architectures: the model class cannot be chosen", f'"architectures": ["{LLAMA}"]'
-    elif case.folder.pickled and name == "LlamaForCausalLM":
-        yield Finding(
-            "container-format",
-            Verdict.NEEDS_CONVERSION,
-            case.folder.containers[0].file,
-            "the layout SafeAILab's EAGLE trains: a pickle, and a config for the plain class LlamaForCausalLM",
-            case.folder.convert_command,
-        )
-        return
-    else:
-        crash = "no EAGLE-3 drafter; the class is built and dies on hot_token_id" if draft.has_class else "not found"
-        detail, remedy = f"{name[:80]}: {crash}", f'"architectures": ["{LLAMA}"]'
-    yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
 
 
 def keys(case: Case, version: Version) -> Iterator[Finding]:

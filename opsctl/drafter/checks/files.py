@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.features import obstacle
-from opsctl.drafter.folder import Folder, Problem
+from opsctl.drafter.folder import Problem
+from opsctl.drafter.kind import Kind
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
 
@@ -27,14 +28,19 @@ REMEDY = {
 }
 
 
-def refused(folder: Folder) -> list[Finding]:
-    """Why the folder is not judged at all: something in it is damaged or hostile."""
+def refused(case: Case) -> list[Finding]:
+    """Why the folder is not judged at all: something in it is damaged or hostile.
+
+    A whole model that drafts for itself holds more than is read of a draft model, which is not held against it.
+    """
+    folder = case.folder
+    large = ("count", "size") if case.recognised.kind is Kind.MTP else ()
     found = [
         _refusal("container", container.file, container.problem)
         for container in folder.loaded()
-        if container.problem is not None
+        if container.problem is not None and container.problem.code not in large[:1]
     ]
-    if folder.index_problem is not None:
+    if folder.index_problem is not None and folder.index_problem.code not in large:
         found.append(_refusal("index", "model.safetensors.index.json", folder.index_problem))
     if folder.config_problem is not None and folder.config_problem.code in _NOT_READ:
         found.append(_refusal("config-readable", "config.json", folder.config_problem))
@@ -155,11 +161,12 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
         yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
     else:
         yield from _model_type(folder.raw_config.get("model_type"), version, case)
-        yield from _auto_map(case, folder.raw_config.get("auto_map", {}))
+        if case.recognised.kind.eagle3:
+            yield from _auto_map(case, folder.raw_config.get("auto_map", {}))
 
 
 def _model_type(kind: object, version: Version, case: Case) -> Iterator[Finding]:
-    remedy = '"model_type": "llama"'
+    remedy = '"model_type": "llama"' if case.recognised.kind.eagle3 else "write the model_type of its producer"
     if not isinstance(kind, str) or not kind:
         detail = "no model_type: AutoConfig raises ValueError"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
@@ -167,7 +174,7 @@ def _model_type(kind: object, version: Version, case: Case) -> Iterator[Finding]
         detail = f"kimi_k2: AutoConfig raises ValueError, SGLang before {v.KIMI_K2_CONFIG.since} has no such config"
         remedy += f" for a drafter with a llama layer, or SGLang {v.KIMI_K2_CONFIG.since}"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
-    elif version <= v.KNOWN[-1] and not _known_type(kind, version, case):
+    elif case.recognised.kind.eagle3 and version <= v.KNOWN[-1] and not _known_type(kind, version, case):
         detail = f"{kind[:40]}: AutoConfig knows no such type, or the drafter class cannot be built from its config"
         yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
 

@@ -13,15 +13,11 @@ from opsctl.drafter.versions import Version
 
 def payload(case: Case, version: Version) -> Iterator[Finding]:
     """Row 41, from samples or, when asked for, from every byte."""
-    if case.draft is None or not case.builds(version):
-        return
     groups: dict[tuple[str, Verdict], list[tuple[str, Sample]]] = defaultdict(list)
-    for filled in case.load(version).filled:
-        name = filled.tensor.name
+    for name, used in _taken(case, version):
         sample = case.samples.get(name) or case.samples.get(_original(case, name))
         if sample is None or not sample.blocks:
             continue
-        used = filled.slot.required
         if sample.nonfinite_blocks:
             groups["nan", Verdict.SILENT_GARBAGE if used else Verdict.NOTE].append((name, sample))
         if sample.zero_blocks == sample.blocks and not name.endswith(".bias"):  # which training may leave at zero
@@ -30,6 +26,14 @@ def payload(case: Case, version: Version) -> Iterator[Finding]:
             groups["hole", Verdict.DEGRADED].append((name, sample))
     for (kind, verdict), found in groups.items():
         yield _finding(case, kind, verdict, found)
+
+
+def _taken(case: Case, version: Version) -> Iterator[tuple[str, bool]]:
+    """Tensors that the server takes, and whether it goes on using them; those of another kind than EAGLE-3 all."""
+    if not case.recognised.kind.eagle3:
+        yield from ((name, name.endswith("weight")) for name in case.tensors)
+    elif case.draft is not None and case.builds(version):
+        yield from ((filled.tensor.name, filled.slot.required) for filled in case.load(version).filled)
 
 
 def _original(case: Case, name: str) -> str:

@@ -56,12 +56,14 @@ def vocabulary(case: Case, version: Version) -> Iterator[Finding]:
     """Row 13: one vocabulary."""
     if case.draft is None or case.text is None or not case.draft.vocab or not case.text.vocab:
         return
+    eagle3 = case.recognised.kind.eagle3
     if case.draft.vocab != case.text.vocab:
         yield Finding(
             "vocab-size",
             Verdict.SILENT_GARBAGE,
             "vocab_size",
-            f"{case.draft.vocab}, but the target has {case.text.vocab}: the shared embedding is cut in other places",
+            f"{case.draft.vocab}, but the target has {case.text.vocab}: "
+            + ("the shared embedding is cut in other places" if eagle3 else "its tokens are not the target's"),
             "use a drafter trained for this target and tokenizer",
         )
 

@@ -1,0 +1,104 @@
+"""Checks of what the draft model is: its kind, the algorithm it is started with, and the class it is loaded by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from opsctl.drafter import versions as v
+from opsctl.drafter.case import Case
+from opsctl.drafter.kind import Kind, right_class
+from opsctl.drafter.settings import MLA
+from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.versions import Version
+
+_FLAG = "--speculative-algorithm"
+_LEFT_OUT = "class, names, shapes, vocabulary mapping and captured layers were not judged: those rules are EAGLE-3's"
+
+
+def draft_kind(case: Case, version: Version) -> Iterator[Finding]:
+    """What it is, where it is not EAGLE-3: whether this version runs it, and that most checks do not apply."""
+    found = case.recognised
+    kind = found.kind
+    if kind.eagle3:
+        return
+    runs, flag = kind.runs_on(version), " or ".join(kind.algorithms[:1])
+    verdict = Verdict.UNSUPPORTED if runs is False else Verdict.NOT_JUDGED
+    if kind is Kind.PEAGLE:
+        why = f"drafts in parallel, which no SGLang release up to {v.KNOWN[-1]} does"
+        remedy = "serve it with vLLM, or use an EAGLE-3 draft model"
+    elif kind is Kind.TARGET:
+        why, remedy = "names no draft model", "name the folder of a draft model"
+    elif kind is Kind.UNKNOWN:
+        why, remedy = "nothing of it was judged but the files", "see what it was trained as, and with which algorithm"
+    else:
+        assert kind.since is not None
+        why = f"SGLang runs it with {_FLAG} {flag}, from {kind.since.since} on"
+        remedy = f"start it with {_FLAG} {flag}"
+        if runs is False:
+            remedy = f"SGLang {kind.since.since} or later, with {_FLAG} {flag}"
+        elif found.speculators:
+            remedy = "get it from its producer in a layout that SGLang reads: only EAGLE-3 is converted"
+    rest = "" if kind is Kind.UNKNOWN else f"; {_LEFT_OUT}"
+    yield Finding("draft-kind", verdict, "draft model", f"{found.told}: {why}{rest}", remedy)
+
+
+def algorithm(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 1: the algorithm is that of the draft model."""
+    given, kind = case.serving.algorithm, case.recognised.kind
+    if given is None or not kind.algorithms or given.upper() in kind.algorithms:
+        return
+    right = kind.algorithms[0]
+    if kind.eagle3 and given.upper() in ("EAGLE", "NEXTN"):
+        verdict = Verdict.SILENT_GARBAGE
+        effect = "no hidden states are captured and fc is skipped, accept len exactly 1.00"
+    elif given.upper() == "EAGLE3":
+        verdict = Verdict.LOAD_ERROR
+        effect = "the worker asks for hot_token_id or set_embed, which only classes of EAGLE-3 have: AttributeError"
+    else:
+        verdict, effect = Verdict.NOT_JUDGED, "what the server then does was not tried"
+    detail = f"{given[:40]} with a draft model that is {kind.value}: {effect}"
+    yield Finding("algorithm", verdict, _FLAG, detail, f"{_FLAG} {right}")
+
+
+def architecture(case: Case, version: Version) -> Iterator[Finding]:
+    """Row 2: a class this version has, of the draft model's kind."""
+    draft, kind = case.draft, case.recognised.kind
+    if draft is None or case.folder.speculators:
+        return
+    if kind is Kind.EAGLE:
+        yield from _plain(case)
+        return
+    if not kind.eagle3 or case.class_known(version):
+        return
+    name, right = draft.architecture, right_class(kind, mla=_mla(case))
+    if name == MLA:
+        detail = f"{MLA} (MLA attention) is not in SGLang before {v.MLA_CLASS.since}: model not found"
+        remedy = f"SGLang {v.MLA_CLASS.since} or later"
+    elif not name:
+        detail, remedy = "no architectures: the model class cannot be chosen", f'"architectures": ["{right}"]'
+    elif case.folder.pickled and name == "LlamaForCausalLM":
+        yield Finding(
+            "container-format",
+            Verdict.NEEDS_CONVERSION,
+            case.folder.containers[0].file,
+            "the layout SafeAILab's EAGLE trains: a pickle, and a config for the plain class LlamaForCausalLM",
+            case.folder.convert_command,
+        )
+        return
+    else:
+        crash = "no EAGLE-3 drafter; the class is built and dies on hot_token_id" if draft.has_class else "not found"
+        detail, remedy = f"{name[:80]}: {crash}", f'"architectures": ["{right}"]'
+    yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
+
+
+def _plain(case: Case) -> Iterator[Finding]:
+    """EAGLE-1/2 as its trainer names it: the class of the whole model, which has no place for `fc`."""
+    name = case.draft.architecture if case.draft else ""
+    if name.endswith("ForCausalLM"):
+        detail = f"{name[:80]}: a whole model's class, which never looks at the target's hidden states"
+        remedy = f'"architectures": ["{name[:80]}Eagle"], where SGLang has it'
+        yield Finding("architecture", Verdict.SILENT_GARBAGE, "architectures", detail, remedy)
+
+
+def _mla(case: Case) -> bool:
+    return any(name.endswith("kv_a_proj_with_mqa.weight") for name in case.tensors)
