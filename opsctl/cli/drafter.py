@@ -255,25 +255,21 @@ def stage(
 def convert(
     source: str = typer.Argument(help="The drafter's folder. It is only read."),
     destination: str = typer.Argument(help="The new folder. It must not exist."),
-    to: str = typer.Option(..., "--to", help="sglang or speculators."),
     target: str = typer.Option(None, "--target", help="The target model's folder, for vocabulary and dtype."),
     follow_links: bool = _LINKS,
     as_json: bool = _JSON,
 ) -> int:
-    """Write a drafter in another layout, when the facts allow it."""
+    """Write a drafter of another producer in the layout that SGLang loads, when the facts allow it."""
     from opsctl.cli.drafter_places import place
-    from opsctl.drafter.convert import LAYOUTS, convert_folder
+    from opsctl.drafter.convert import convert_folder
     from opsctl.drafter.folder import read_config
-    from opsctl.text import did_you_mean
 
-    if to not in LAYOUTS:
-        raise UsageError(f"unknown layout {to!r}", where="--to", hint=did_you_mean(to, LAYOUTS))
     for folder in filter(None, (source, target)):
         if place(folder).host is not None:
             raise UsageError("conversion is from and to folders of this machine", where=folder,
                              hint="copy it here first, and name the copy")  # fmt: skip
     known = read_config(target) if target is not None else None
-    done = convert_folder(source, destination, to, known, follow_links=follow_links)
+    done = convert_folder(source, destination, known, follow_links=follow_links)
     if as_json:
         _print_json(done.as_json())
     else:

@@ -66,7 +66,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "opsctl drafter stage acme/k25-eagle3@v2 --host k25 --fetch-on host",
     ),
     "drafter compare": ("opsctl drafter compare ./old-drafter ./new-drafter",),
-    "drafter convert": ("opsctl drafter convert ./speculators-drafter ./my-drafter --to sglang",),
+    "drafter convert": ("opsctl drafter convert ./speculators-drafter ./my-drafter",),
     "server status": ("opsctl server status", "opsctl server status --host k25 --json"),
     "server start": ("opsctl server start --host k25",),
     "server stop": ("opsctl server stop --host k25",),

@@ -9,14 +9,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from opsctl import __version__
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.convert_plan import Part, Plan, Refused, plan
-from opsctl.drafter.folder import Folder, Tensor, open_folder
+from opsctl.drafter.folder import Folder, open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Verdict
@@ -24,7 +24,6 @@ from opsctl.drafter.versions import KNOWN
 from opsctl.errors import Conflict, Exit, OpsctlError, UsageError
 from opsctl.text import printable
 
-LAYOUTS = ("sglang", "speculators")
 PROVENANCE = "opsctl-provenance.json"
 _CHUNK = 1 << 20
 _LOCK = ".lock"  # held while an unfinished folder is written
@@ -37,7 +36,6 @@ class Converted:
 
     source: str
     destination: str
-    layout: str
     changes: tuple[str, ...]
     result: Judgement
 
@@ -49,18 +47,16 @@ class Converted:
         return {
             "source": printable(self.source),
             "destination": printable(self.destination),
-            "layout": self.layout,
             "changes": [printable(change) for change in self.changes],
             "check": self.result.as_json(),
         }
 
     def lines(self) -> Iterator[str]:
-        yield f"{printable(self.source)} -> {printable(self.destination)} ({self.layout})"
+        yield f"{printable(self.source)} -> {printable(self.destination)}"
         for change in self.changes:
             yield f"  {printable(change)}"
         grave = [f for f in self.result.findings if f.verdict not in (Verdict.OK, Verdict.NOTE)]
-        where = f" on SGLang {self.result.versions[-1]}" if self.layout == "sglang" else ""
-        yield f"result: {self.result.verdict.value if grave else 'ok'}{where}"
+        yield f"result: {self.result.verdict.value if grave else 'ok'} on SGLang {self.result.versions[-1]}"
         for finding in grave:
             yield f"  {finding.verdict.value}  {printable(finding.subject)}: {printable(finding.detail)}"
             if finding.remedy:
@@ -68,14 +64,14 @@ class Converted:
 
 
 def convert_folder(
-    source: str, destination: str, layout: str, target: Settings | None = None, *, follow_links: bool = False
+    source: str, destination: str, target: Settings | None = None, *, follow_links: bool = False
 ) -> Converted:
-    """Write `source` as `layout` into the new folder `destination`. The source is only read.
+    """Write `source` in the layout of SGLang into the new folder `destination`. The source is only read.
 
     Raises Refused with the reason, UsageError when the destination cannot be used, Conflict when the source changes.
     """
     folder = open_folder(source, follow_links=follow_links)
-    planned = plan(Case(folder, target, Serving(tp=1)), layout)
+    planned = plan(Case(folder, target, Serving(tp=1)))
     final = Path(destination)
     partial = final.with_name(final.name + ".partial")
     _destination_free(folder, final, planned)
@@ -97,7 +93,7 @@ def convert_folder(
         raise
     finally:
         os.close(lock)
-    return Converted(source, destination, layout, planned.changes, result)
+    return Converted(source, destination, planned.changes, result)
 
 
 def _claim(partial: Path) -> int:
@@ -147,7 +143,6 @@ def _write(folder: Folder, planned: Plan, partial: Path, target: Settings | None
     _unchanged(folder)
     provenance = {
         "tool": f"opsctl {__version__}",
-        "layout": planned.layout,
         "source": os.path.abspath(folder.path),
         "source_sha256": digests,
         "result_sha256": {"model.safetensors": written},
@@ -169,12 +164,7 @@ def _checked(partial: Path, planned: Plan, target: Settings | None) -> Judgement
         raise Refused(
             f"the result is not sound: {why}", where=str(partial), hint="this is a bug in opsctl: please report it"
         )
-    judgement = judge(Case(result, target, Serving(tp=1)), KNOWN[-1:])
-    if planned.layout == "sglang":
-        return judgement
-    # That SGLang cannot read this layout is what was asked for; what else is wrong came along from the source.
-    findings = tuple(f for f in judgement.findings if f.check != "config-readable")
-    return replace(judgement, findings=findings, outcome={})
+    return judge(Case(result, target, Serving(tp=1)), KNOWN[-1:])
 
 
 def _sources(folder: Folder) -> list[str]:
@@ -215,20 +205,10 @@ def _blocks(folder: Folder, head: bytes, parts: Sequence[Part]) -> Iterator[byte
             name = part.source.file
             if name not in files:
                 files[name] = open(Path(folder.path) / name, "rb")  # noqa: SIM115  closed below, one for many tensors
-            for start, end in _stretches(part.source, part.rows):
-                yield from _range(files[name], start, end, folder.path)
+            yield from _range(files[name], part.source.start, part.source.end, folder.path)
     finally:
         for file in files.values():
             file.close()
-
-
-def _stretches(source: Tensor, rows: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    if rows is None:
-        yield source.start, source.end
-        return
-    size = (source.end - source.start) // source.shape[0]
-    for row in rows:
-        yield source.start + row * size, source.start + (row + 1) * size
 
 
 def _range(file: BinaryIO, start: int, end: int, where: str) -> Iterator[bytes]:

@@ -129,8 +129,8 @@ class Folder:
 def convert_command(path: str, *, there: bool) -> str:
     """The command that makes a folder loadable by SGLang. It is for this machine: a host's has to be brought here."""
     if there:
-        return f"opsctl drafter convert COPY NEW --to sglang, where COPY is a copy on this machine of {path}"
-    return f"opsctl drafter convert {shlex.quote(path)} NEW --to sglang"
+        return f"opsctl drafter convert COPY NEW, where COPY is a copy on this machine of {path}"
+    return f"opsctl drafter convert {shlex.quote(path)} NEW"
 
 
 def here(call: Call) -> Reply:

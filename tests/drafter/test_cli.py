@@ -143,10 +143,10 @@ def test_a_remedy_for_a_drafter_on_a_host_is_a_command_for_this_machine(
         told = {finding["remedy"] for finding in json.loads(capfd.readouterr().out)["findings"]}
         return {remedy for remedy in told if remedy.startswith("opsctl drafter convert")}
 
-    assert remedies(path, "--host", "k25") == {f"opsctl drafter convert {path} NEW --to sglang"}
+    assert remedies(path, "--host", "k25") == {f"opsctl drafter convert {path} NEW"}
     copied = f"where COPY is a copy on this machine of {path}"
-    assert remedies(f"k25:{path}") == {f"opsctl drafter convert COPY NEW --to sglang, {copied}"}
-    assert run(["drafter", "convert", f"k25:{path}", str(tmp_path / "new"), "--to", "sglang"]) == 2
+    assert remedies(f"k25:{path}") == {f"opsctl drafter convert COPY NEW, {copied}"}
+    assert run(["drafter", "convert", f"k25:{path}", str(tmp_path / "new")]) == 2
     assert "copy it here first" in capfd.readouterr().err
 
 

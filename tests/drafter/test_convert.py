@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ from tests.drafter import build
 from tests.drafter.build import Drafter
 
 
-def converted(tmp_path: Path, made: Drafter | Path, to: str = "sglang") -> tuple[Converted, Folder]:
+def converted(tmp_path: Path, made: Drafter | Path) -> tuple[Converted, Folder]:
     source = made if isinstance(made, Path) else made.write(tmp_path / "src")
     target = Settings(made.target) if isinstance(made, Drafter) else None
     before = contents(source)
-    done = convert_folder(str(source), str(tmp_path / "dst"), to, target)
+    done = convert_folder(str(source), str(tmp_path / "dst"), target)
     assert contents(source) == before
     return done, open_folder(str(tmp_path / "dst"))
 
@@ -98,7 +97,7 @@ def test_a_converted_table_is_not_converted_twice(tmp_path: Path) -> None:
     made.tensors |= {"d2t": build.absolute(ids), "t2d": build.mask(ids, made.dims.vocab)}
     _, first = converted(tmp_path, made)
     with pytest.raises(Refused):
-        convert_folder(first.path, str(tmp_path / "again"), "sglang")
+        convert_folder(first.path, str(tmp_path / "again"))
 
 
 def test_newer_names_are_renamed_for_every_version(tmp_path: Path) -> None:
@@ -128,23 +127,17 @@ def test_aux_ids_that_newer_versions_take_as_written_are_told(given: list[int], 
     ("change", "check"),
     [
         (lambda m: m.tensors.pop("midlayer.mlp.up_proj.weight"), "tensor-missing"),
-        (lambda m: m.config.update(intermediate_size=40), "tensor-shape"),
+        (lambda m: m.config["transformer_layer_config"].update(intermediate_size=40), "tensor-shape"),
         (lambda m: m.tensors.update({"fc.weight": build.Raw("BF16", [48, 144], bytes(48 * 144 * 2))}), "payload-zero"),
     ],
 )
 def test_what_was_wrong_before_is_told_after(change: Callable[[Drafter], object], check: str, tmp_path: Path) -> None:
-    made = build.specforge()
+    made = build.speculators()
+    made.rename("layers.0.", "midlayer.")
     change(made)
-    done, _ = converted(tmp_path, made, "speculators")
+    done, _ = converted(tmp_path, made)
     assert [f.check for f in done.result.findings if f.verdict is not Verdict.NOTE] == [check]
     assert done.exit_code == 10
-
-
-def test_a_drafter_without_a_head_is_no_speculators_one(tmp_path: Path) -> None:
-    made = build.specforge()
-    del made.tensors["lm_head.weight"]
-    with pytest.raises(Refused, match="no head of its own"):
-        converted(tmp_path, made, "speculators")
 
 
 def unsure(made: Drafter) -> None:
@@ -194,57 +187,14 @@ def test_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
 
 
-def head_by_token(tensors: dict[str, bytes]) -> dict[int, bytes]:
-    """The head row of each target id."""
-    offsets = array("q", tensors["d2t"])
-    size = len(tensors["lm_head.weight"]) // len(offsets)
-    rows = [tensors["lm_head.weight"][i * size : (i + 1) * size] for i in range(len(offsets))]
-    return {offset + i: row for i, (offset, row) in enumerate(zip(offsets, rows, strict=True))}
-
-
-def test_sglang_to_speculators_and_back(tmp_path: Path) -> None:
-    made = build.modelopt()
-    _, there = converted(tmp_path, made, "speculators")
-    assert there.raw_config is not None
-    assert there.raw_config["norm_before_residual"] is False
-    assert there.raw_config["eagle_aux_hidden_state_layer_ids"] == [2, 30, 58]
-    ids = [v + i for i, v in enumerate(array("q", made.tensors["d2t"].data))]
-    assert data(there)["t2d"] == build.mask(ids, made.dims.vocab).data
-    assert head_by_token(data(there)) == head_by_token({n: t.data for n, t in made.tensors.items()})
-    convert_folder(there.path, str(tmp_path / "back"), "sglang", Settings(made.target))
-    back = open_folder(str(tmp_path / "back"))
-    moved = {"d2t", "t2d", "lm_head.weight"}
-    assert {n: d for n, d in data(back).items() if n not in moved} == {
-        n: t.data for n, t in made.tensors.items() if n not in moved
-    }
-    assert head_by_token(data(back)) == head_by_token(data(there))
-    assert back.raw_config is not None
-    for key in ("hidden_size", "head_dim", "rope_theta", "draft_vocab_size", "architectures"):
-        assert back.raw_config[key] == made.config[key]
-
-
-@pytest.mark.parametrize("size", [0, -1, 2**32, 2**64])
-def test_a_vocabulary_of_impossible_size_is_refused(size: int, tmp_path: Path) -> None:
-    made = build.modelopt()
-    made.config["vocab_size"] = made.target["vocab_size"] = size
-    with pytest.raises(Refused):
-        converted(tmp_path, made, "speculators")
-
-
-@pytest.mark.parametrize("make", [build.mla, build.headless], ids=lambda f: f.__name__)
-def test_no_speculators_form(make: object, tmp_path: Path) -> None:
-    with pytest.raises(Refused):
-        converted(tmp_path, make(), "speculators")  # type: ignore[operator]
-
-
 def test_a_folder_of_links_is_converted_when_they_may_be_followed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = build.modelopt().write(tmp_path / "blobs")
+    made = build.modelopt(layers0=True).write(tmp_path / "blobs")
     (tmp_path / "snapshot").mkdir()
     for file in made.iterdir():
         (tmp_path / "snapshot" / file.name).symlink_to(file)
-    argv = ["drafter", "convert", str(tmp_path / "snapshot"), str(tmp_path / "dst"), "--to", "speculators"]
+    argv = ["drafter", "convert", str(tmp_path / "snapshot"), str(tmp_path / "dst")]
     assert run(argv) == 12
     assert "--follow-links" in capfd.readouterr().err
     assert run([*argv, "--follow-links"]) == 0
@@ -276,7 +226,7 @@ def test_a_crashed_attempt_is_cleared_but_not_what_others_put_there(tmp_path: Pa
     other.mkdir()
     (other / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not ours"):
-        convert_folder(str(tmp_path / "src"), str(tmp_path / "other"), "sglang")
+        convert_folder(str(tmp_path / "src"), str(tmp_path / "other"))
     assert (other / "notes.txt").exists()
 
 
@@ -289,11 +239,11 @@ def test_two_conversions_to_one_destination_do_not_disturb_each_other(
     def meanwhile(*given: Any) -> str:
         written = write(*given)
         with pytest.raises(Conflict, match="another conversion writes there"):
-            convert_folder(str(source), str(tmp_path / "dst"), "sglang")
+            convert_folder(str(source), str(tmp_path / "dst"))
         return written
 
     monkeypatch.setattr(convert, "_write_weights", meanwhile)
-    convert_folder(str(source), str(tmp_path / "dst"), "sglang")
+    convert_folder(str(source), str(tmp_path / "dst"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dst", "src"]
     assert not (tmp_path / "dst" / ".lock").exists()
 
@@ -320,7 +270,7 @@ def test_source_that_changes_while_read(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(convert, "_write_weights", touched)
     with pytest.raises(Conflict, match="changed while it was read"):
-        convert_folder(str(source), str(tmp_path / "dst"), "sglang")
+        convert_folder(str(source), str(tmp_path / "dst"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
 
 
@@ -328,13 +278,11 @@ def test_hostile_source(tmp_path: Path) -> None:
     source = build.speculators().write(tmp_path / "src")
     (source / "model.safetensors").write_bytes(b"no")
     with pytest.raises(Unreadable):
-        convert_folder(str(source), str(tmp_path / "dst"), "sglang")
+        convert_folder(str(source), str(tmp_path / "dst"))
 
 
 def test_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = build.speculators().write(tmp_path / "src")
-    assert run(["drafter", "convert", str(source), str(tmp_path / "dst"), "--to", "sgland"]) == 2
-    assert "sglang" in capfd.readouterr().err
-    assert run(["drafter", "convert", str(source), str(tmp_path / "dst"), "--to", "sglang", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["layout"] == "sglang"
-    assert run(["drafter", "convert", str(source), str(source / "inside"), "--to", "sglang"]) == 2
+    assert run(["drafter", "convert", str(source), str(tmp_path / "dst"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["check"]["verdict"] == "note"
+    assert run(["drafter", "convert", str(source), str(source / "inside")]) == 2

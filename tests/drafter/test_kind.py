@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from opsctl.drafter.case import Case, Serving
+from opsctl.drafter.convert import convert_folder
+from opsctl.drafter.convert_plan import Refused
 from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.kind import Kind, recognise
@@ -158,6 +160,22 @@ def test_what_no_release_runs_is_refused_by_name(name: str, tmp_path: Path) -> N
     assert {v.value for v in found.outcome.values()} == {"unsupported"}
     assert "P-EAGLE" in found.findings[0].detail
     assert all("convert" not in f.remedy.split("not convertible")[0] for f in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("n05_peagle_llamaeagle3", "P-EAGLE"),
+        ("n07_speculators_peagle", "P-EAGLE"),
+        ("n01_dflash_qwen3_8b", "DFlash"),
+        ("n11_eagle2_llama_sglang", "EAGLE-1/2"),
+    ],
+)
+def test_only_eagle3_is_converted(name: str, said: str, tmp_path: Path) -> None:
+    source = written(name, tmp_path / "source")
+    with pytest.raises(Refused, match=said):
+        convert_folder(str(source), str(tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
 
 
 def test_damaged_values_are_found_in_every_kind(tmp_path: Path) -> None:

@@ -197,9 +197,9 @@ def test_the_remedy_is_a_command_where_there_is_one() -> None:
     found = walked(at(1.85, drafter=(names,), source=MIDLAYER_ONLY))
     assert found.cause
     copied = "where COPY is a copy on this machine of /srv/drafter"  # which is a folder of the host
-    assert found.cause.remedy == f"opsctl drafter convert COPY NEW --to sglang, {copied}"
+    assert found.cause.remedy == f"opsctl drafter convert COPY NEW, {copied}"
     out_of_range = DrafterFault("d2t-range", "cuda-error", "d2t", "25 ids too large", "get another one")
-    kind = replace(ABSOLUTE, verdict="silent-garbage", remedy="opsctl drafter convert /srv/drafter NEW --to sglang")
+    kind = replace(ABSOLUTE, verdict="silent-garbage", remedy="opsctl drafter convert /srv/drafter NEW")
     error = LogError("crash", "IndexError: index out of range in self")
     stopped = replace(GOOD, alive=False, measured=None, errors=(error,), drafter=(out_of_range, kind))
     found = walked(stopped)
