@@ -77,15 +77,15 @@ def make(path: Path, size: int) -> None:
 
 
 def scan(path: Path) -> str:
-    from opsctl.agent.serverlog import scan_files
-    from opsctl.sglang.timeline import build
+    from opsctl.agent.logs.serverlog import scan_files
+    from opsctl.sglang.logs.timeline import build
 
     summary = build(scan_files([str(path)]))
     return f"{summary.decode['lines']} Decode lines, ready at {summary.starts[0].ready_at}"
 
 
 def redact(path: Path) -> str:
-    from opsctl.agent.redact import Redactor, redact_stream
+    from opsctl.wire.redact import Redactor, redact_stream
 
     redactor = Redactor()
     with path.open("rb") as source, open("/dev/null", "wb") as sink:

@@ -1,7 +1,7 @@
 """The controller's HTTP client: over the network, or through a connection to a host. It takes no more than it should.
 
 A server may be broken, or hostile. Bytes and time are counted where they arrive, below everything that reads them: so
-headers that drip, chunks without end and `100 Continue` for ever are as limited as a long answer. `agent/limits.py`
+headers that drip, chunks without end and `100 Continue` for ever are as limited as a long answer. `wire/limits.py`
 says how much is taken. Compressed answers are refused: nobody asks for them.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 import httpcore
 import httpx
 
-from opsctl.agent import limits
-from opsctl.agent.protocol import AgentError
 from opsctl.errors import RemoteError
+from opsctl.wire import limits
+from opsctl.wire.protocol import AgentError
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from opsctl.agent.source import PREFIXES
+from opsctl.agent.source.source import PREFIXES
 from opsctl.errors import UsageError
 from opsctl.localfiles import read as read_bytes
 from opsctl.schema_errors import validate

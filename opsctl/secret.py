@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from opsctl.agent import masking
-from opsctl.agent.secret_values import parts
+from opsctl.wire import masking
+from opsctl.wire.secret_values import parts
 
 MASK = masking.MASK
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.secret_values import SHORTEST
 from opsctl.errors import Place, UsageError
 from opsctl.localfiles import read_text
 from opsctl.secret import Secret, remember, secrets_in
+from opsctl.wire.secret_values import SHORTEST
 
 _COMMAND_TIMEOUT = 60.0  # seconds; a password manager may have to ask its user
 TAGS = ("!env", "!file", "!cmd")

@@ -11,10 +11,10 @@ from typing import Any
 import hypothesis
 import pytest
 
-from opsctl.agent.protocol import Call
 from opsctl.practice.host import PracticeHost, practice_host
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.remote.spec import ConnectionSpec
+from opsctl.wire.protocol import Call
 from tests.proxy import Proxy
 from tests.sshd import SSHD, Sshd
 

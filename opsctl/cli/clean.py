@@ -53,9 +53,10 @@ def clean(
 
 
 def _find(remote: RemoteHost, host: InventoryHost) -> Findings:
-    from opsctl.agent.protocol import Call
     from opsctl.cli.health_hosts import wanted_of
-    from opsctl.gpu import cleaning, gathered
+    from opsctl.gpu import cleaning
+    from opsctl.gpu.read import gathered
+    from opsctl.wire.protocol import Call
 
     expected = wanted_of(host)
     calls = [gathered.ask(expected), Call("gpuclean.files", {"root": expected.root})]

@@ -15,9 +15,9 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.secret import Secret
-    from opsctl.sglang.gather import Asked
-    from opsctl.sglang.hypotheses import Diagnosis
-    from opsctl.sglang.seen import Seen
+    from opsctl.sglang.diagnosis.gather import Asked
+    from opsctl.sglang.diagnosis.hypotheses import Diagnosis
+    from opsctl.sglang.diagnosis.seen import Seen
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -38,12 +38,12 @@ def diagnose(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Say why the acceptance is what it is: what was looked at, what is ruled out, the cause, and what to do."""
-    from opsctl.sglang.causes import CAUSES
-    from opsctl.sglang.gather import Asked
-    from opsctl.sglang.hypotheses import diagnose as walk
-    from opsctl.sglang.hypotheses import to_json
-    from opsctl.sglang.probe_store import load
-    from opsctl.sglang.seen import evidence
+    from opsctl.sglang.diagnosis.causes import CAUSES
+    from opsctl.sglang.diagnosis.gather import Asked
+    from opsctl.sglang.diagnosis.hypotheses import diagnose as walk
+    from opsctl.sglang.diagnosis.hypotheses import to_json
+    from opsctl.sglang.diagnosis.seen import evidence
+    from opsctl.sglang.probe.probe_store import load
 
     if here:
         drafter, target, log = (path and os.path.abspath(os.path.expanduser(path)) for path in (drafter, target, log))
@@ -63,8 +63,8 @@ def _look_here(asked: Asked, api_key_env: str) -> Seen:
     from contextlib import ExitStack
 
     from opsctl import http_client
-    from opsctl.sglang import gather
-    from opsctl.sglang.http import Server
+    from opsctl.sglang.diagnosis import gather
+    from opsctl.sglang.server.api import Server
 
     with ExitStack() as clients:
 
@@ -76,8 +76,8 @@ def _look_here(asked: Asked, api_key_env: str) -> Seen:
 
 def _look_there(asked: Asked, inventory: str | None, pattern: str | None, api_key_env: str) -> Seen:
     from opsctl.cli.hosts import on_one, the_host
-    from opsctl.sglang import gather
-    from opsctl.sglang.http import Server
+    from opsctl.sglang.diagnosis import gather
+    from opsctl.sglang.server.api import Server
 
     chosen = the_host(inventory, pattern)
     asked = replace(asked, usual_port=chosen.sglang.port, usual_log=chosen.sglang.log)
@@ -94,7 +94,7 @@ def _key(name: str) -> Secret | None:
 
 
 def _show(found: Diagnosis, seen: Seen) -> None:
-    from opsctl.sglang.hypotheses import Verdict
+    from opsctl.sglang.diagnosis.hypotheses import Verdict
 
     for note in seen.notes:
         typer.echo(f"note: {printable(note)}")

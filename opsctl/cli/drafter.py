@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from opsctl.cli.drafter_places import Place, Places
     from opsctl.drafter.case import Case
     from opsctl.drafter.versions import Version
-    from opsctl.sglang.drafting import Met
+    from opsctl.sglang.diagnosis.drafting import Met
 
 app = typer.Typer(no_args_is_help=True, help="Check, compare, convert and stage EAGLE-3 draft models.")
 

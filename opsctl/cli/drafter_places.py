@@ -6,16 +6,16 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from opsctl.errors import OpsctlError, RemoteError, UsageError
 
 if TYPE_CHECKING:
-    from opsctl.agent.protocol import Call, Reply
     from opsctl.drafter.folder import Reader
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
-    from opsctl.sglang.drafting import Met
+    from opsctl.sglang.diagnosis.drafting import Met
+    from opsctl.wire.protocol import Call, Reply
 
 
 class Place(NamedTuple):
@@ -68,7 +68,7 @@ class Places:
             return here
         remote, _ = self._host(at.host)
 
-        def read(call: Call) -> Reply:
+        def read(call: Call[Any]) -> Reply[Any]:
             try:
                 return remote.call(call)
             except RemoteError as error:
@@ -78,11 +78,11 @@ class Places:
 
     def meet(self, name: str, drafter: Place, *, follow_links: bool) -> Met:
         """What a drafter meets on the host; one that lies there is read in the same answer."""
-        from opsctl.sglang import drafting
+        from opsctl.sglang.diagnosis import drafting
 
         remote, host = self._host(name)
 
-        def ask(calls: Sequence[Call]) -> Sequence[Reply | Exception]:
+        def ask(calls: Sequence[Call[Any]]) -> Sequence[Reply[Any] | Exception]:
             return remote.outcomes(calls)
 
         there = drafter.path if drafter.host == name else None

@@ -121,8 +121,8 @@ def _judged(
     if active and (capture or every):
         raise UsageError("--active tests hosts, once", hint="leave out --capture and --watch")
     if capture:
-        from opsctl.gpu.bundle import members
-        from opsctl.gpu.capture import hosts
+        from opsctl.gpu.read.bundle import members
+        from opsctl.gpu.read.capture import hosts
         from opsctl.gpu.settings import Settings
 
         evidence = hosts(members(capture))

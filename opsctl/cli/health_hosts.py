@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from opsctl.gpu import active, gathered, lastlook, wanted
+from opsctl.gpu import active, lastlook, wanted
 from opsctl.gpu.checks.registry import checks
 from opsctl.gpu.judge import HostReport, Result, judge
 from opsctl.gpu.model import Evidence
+from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 
@@ -15,11 +15,11 @@ from opsctl.text import few, printable
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from opsctl.agent.protocol import Call
     from opsctl.engine.connections import Connected
     from opsctl.inventory import InventoryHost
     from opsctl.remote.agent_client import Pending
     from opsctl.remote.host import RemoteHost
+    from opsctl.wire.protocol import Call
 
 InventoryOption = Annotated[
     str | None,
@@ -112,7 +112,7 @@ def on_each(
             return list(pool.map(one, hosts, under_way))
 
 
-def _left_behind() -> Call:
+def _left_behind() -> Call[Any]:
     from opsctl.engine import journal
 
     return journal.list_runs(10)

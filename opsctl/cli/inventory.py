@@ -154,7 +154,7 @@ def _demand_replaceable(found: Sequence[tuple[str, Found]], fingerprints: Sequen
 
 
 def _look(remote: RemoteHost, host: InventoryHost) -> dict[str, Any]:
-    from opsctl.agent.protocol import Call
+    from opsctl.wire.protocol import Call
 
     told = remote.call(Call("facts.gather", {"parts": ["host", "user", "python"]}), timeout=60).result
     return {

@@ -14,7 +14,7 @@ from opsctl.cli.hosts import HostOption, InventoryOption
 from opsctl.errors import Exit, RemoteError, Unreadable, UsageError
 
 if TYPE_CHECKING:
-    from opsctl.sglang.timeline import Summary
+    from opsctl.sglang.logs.timeline import Summary
 
 app = typer.Typer(no_args_is_help=True, help="Collect, follow, summarise and redact logs.")
 
@@ -45,8 +45,8 @@ def collect(
     """Everything a colleague needs to help, in one file per host; secrets and prompts are masked on the host."""
     from opsctl.cli.logs_collect import run_collect
     from opsctl.inventory import load
-    from opsctl.sglang.log_collect import Wish
-    from opsctl.sglang.log_parts import check_names
+    from opsctl.sglang.logs.log_collect import Wish
+    from opsctl.sglang.logs.log_parts import check_names
 
     if since and run:
         raise UsageError("--since and --run both say how far back", hint="give one of them")
@@ -69,7 +69,7 @@ def summary(
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as an HTML page with charts.")] = None,
 ) -> int:
     """What happened, when: starts, phases, throughput, acceptance, and the first error with its cause."""
-    from opsctl.sglang import timeline
+    from opsctl.sglang.logs import timeline
 
     if files:
         if host or inventory:
@@ -117,7 +117,7 @@ def redact(
     keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help=_PROMPTS)] = False,
 ) -> None:
     """Copy stdin to stdout without secrets and prompts, as collect does it on the host."""
-    from opsctl.agent.redact import Redactor, redact_stream
+    from opsctl.wire.redact import Redactor, redact_stream
 
     if sys.stdin is None:
         raise UsageError("there is nothing to read: stdin is closed", hint="opsctl logs redact < in > out")
@@ -126,8 +126,8 @@ def redact(
 
 def scan_here(files: list[Path]) -> dict[str, Any]:
     """Scan files of this machine. Raises UsageError, Unreadable."""
-    from opsctl.agent.protocol import AgentError
-    from opsctl.agent.serverlog import scan_files
+    from opsctl.agent.logs.serverlog import scan_files
+    from opsctl.wire.protocol import AgentError
 
     for file in files:
         if file.is_dir():
@@ -161,7 +161,7 @@ def duration(given: str | None) -> float | None:
 
 def _show(found: dict[str, Summary]) -> None:
     from opsctl.answers import understood
-    from opsctl.sglang import log_lines
+    from opsctl.sglang.logs import log_lines
     from opsctl.text import printable
 
     for name, one in found.items():

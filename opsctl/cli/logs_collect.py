@@ -16,7 +16,7 @@ from opsctl.cli.playing import stoppable
 from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.gpu import wanted
 from opsctl.secret import mask, secrets_in
-from opsctl.sglang.log_collect import Collected, Source, Wish, collect, of_run, told
+from opsctl.sglang.logs.log_collect import Collected, Source, Wish, collect, of_run, told
 from opsctl.text import one_line, printable
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from opsctl.agent.protocol import Call
 from opsctl.cli.hosts import on_each
 from opsctl.cli.logs_collect import expected
 from opsctl.errors import UsageError
-from opsctl.sglang import log_survey, timeline
+from opsctl.sglang.logs import log_survey, timeline
+from opsctl.wire.protocol import Call
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done

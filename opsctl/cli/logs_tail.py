@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from opsctl.agent.protocol import Call
 from opsctl.cli.logs_collect import expected
 from opsctl.errors import AuthFailed, Exit, HostKeyError, OpsctlError, Unreachable, UsageError
 from opsctl.secret import mask, secrets_in
-from opsctl.sglang.log_parts import Server
+from opsctl.sglang.logs.log_parts import Server
 from opsctl.text import printable
+from opsctl.wire.protocol import Call
 
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
@@ -138,7 +138,7 @@ class _Tail:
 
     def _once(self) -> None:
         from opsctl.remote.host import connect
-        from opsctl.sglang import log_survey
+        from opsctl.sglang.logs import log_survey
 
         with connect(self.host.connection(), self.stop.is_set) as remote:
             settings = self.host.sglang.model_dump()

@@ -14,10 +14,10 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer c
 from typer.core import TyperCommand, TyperGroup
 
 from opsctl import __version__
-from opsctl.agent import masking
 from opsctl.cli import examples
 from opsctl.errors import Exit, OpsctlError
 from opsctl.text import printable
+from opsctl.wire import masking
 
 
 @dataclass(frozen=True, slots=True)

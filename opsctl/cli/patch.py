@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
     from opsctl.report.findings import Finding
-    from opsctl.sglang.patchset import Report
+    from opsctl.sglang.patches.patchset import Report
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -65,8 +65,8 @@ def check(
     """
     from opsctl import patchfiles
     from opsctl.report import patch_cases
-    from opsctl.sglang import patching, patchset
-    from opsctl.sglang.tree import here, load
+    from opsctl.sglang.patches import patching, patchset
+    from opsctl.sglang.source.tree import here, load
 
     reporting = Reporting("patch check", output, junit, summary, as_json)
     with reporting.errors():
@@ -264,7 +264,7 @@ def show(
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """What a patch is for, what it changes and how it is proved."""
-    from opsctl.sglang import patchset
+    from opsctl.sglang.patches import patchset
 
     name = f"{patch} CLASS" if patch == patchset.CAPTURE else patch
     (found,) = patchset.select([name])

@@ -11,7 +11,7 @@ import typer
 
 from opsctl.cli.hosts import on_each, tell_errors
 from opsctl.errors import Exit
-from opsctl.sglang import patching, patchset
+from opsctl.sglang.patches import patching, patchset
 from opsctl.text import printable
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost
     from opsctl.sglang.patches import Patch
     from opsctl.sglang.patches.own import EndState
-    from opsctl.sglang.patching import Looked
-    from opsctl.sglang.patchset import Report
+    from opsctl.sglang.patches.patching import Looked
+    from opsctl.sglang.patches.patchset import Report
 
 PLAYBOOK = "patch-sglang"
 

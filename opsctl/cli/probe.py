@@ -20,11 +20,11 @@ from opsctl.secret import remember
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.sglang.chat_template import ChatTemplate
-    from opsctl.sglang.probe import Plan, Progress
-    from opsctl.sglang.probe_findings import Finding
-    from opsctl.sglang.probe_result import Baseline
-    from opsctl.sglang.served import ServerInfo
+    from opsctl.sglang.probe.chat_template import ChatTemplate
+    from opsctl.sglang.probe.measure import Plan, Progress
+    from opsctl.sglang.probe.probe_findings import Finding
+    from opsctl.sglang.probe.probe_result import Baseline
+    from opsctl.sglang.server.served import ServerInfo
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -67,11 +67,11 @@ def probe(
     from opsctl.cli.probe_target import reached_at
     from opsctl.report import probe_cases
     from opsctl.report.probe_page import probe_page
-    from opsctl.sglang import gates, probe_store
-    from opsctl.sglang.breakeven import curve
-    from opsctl.sglang.probe import measure
-    from opsctl.sglang.probe_findings import findings
-    from opsctl.sglang.probe_result import summarise, to_json, words
+    from opsctl.sglang.probe import gates, probe_store
+    from opsctl.sglang.probe.breakeven import curve
+    from opsctl.sglang.probe.measure import measure
+    from opsctl.sglang.probe.probe_findings import findings
+    from opsctl.sglang.probe.probe_result import summarise, to_json, words
 
     reporting = Reporting("probe", output, junit, summary_file, as_json)
     with reporting.errors():
@@ -133,7 +133,7 @@ def compare(
 ) -> None:
     """Compare two results."""
     from opsctl.cli import probe_view
-    from opsctl.sglang import probe_store
+    from opsctl.sglang.probe import probe_store
 
     rows = probe_store.compare(probe_store.load(a), probe_store.load(b))
     if as_json:
@@ -145,8 +145,8 @@ def compare(
 
 
 def _plan(prompts: Path | None, concurrency: str, max_tokens: int, temperature: float | None) -> Plan:
-    from opsctl.sglang.probe import Plan
-    from opsctl.sglang.prompts import built_in, read_prompts
+    from opsctl.sglang.probe.measure import Plan
+    from opsctl.sglang.probe.prompts import built_in, read_prompts
 
     if not re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", concurrency):
         raise UsageError(f"not a list of numbers: {concurrency!r}", where="--concurrency", hint="write 1,4,16")
@@ -155,8 +155,8 @@ def _plan(prompts: Path | None, concurrency: str, max_tokens: int, temperature: 
 
 
 def _baseline(text: str | None) -> Baseline | None:
-    from opsctl.sglang import probe_store
-    from opsctl.sglang.probe_result import Baseline
+    from opsctl.sglang.probe import probe_store
+    from opsctl.sglang.probe.probe_result import Baseline
 
     if text is None:
         return None
@@ -178,7 +178,7 @@ def _baseline(text: str | None) -> Baseline | None:
 def _template(given: Path | None, info: ServerInfo, read: Callable[[str], str | None]) -> ChatTemplate | None:
     """The template of the folder that was named, else of the model's own folder where it can be read."""
     from opsctl.cli.probe_target import read_here
-    from opsctl.sglang.chat_template import read_template
+    from opsctl.sglang.probe.chat_template import read_template
 
     if given:
         found = read_template(lambda name: read_here(str(given / name)))

@@ -18,16 +18,16 @@ from opsctl.errors import Exit, OpsctlError, RemoteError, UsageError
 from opsctl.text import one_line
 
 if TYPE_CHECKING:
-    from opsctl.agent.protocol import Call
     from opsctl.cli.probe_target import Reached
     from opsctl.inventory import InventoryHost
     from opsctl.modules.contract import Change, Site
     from opsctl.remote.host import RemoteHost
-    from opsctl.sglang.chat_template import ChatTemplate
-    from opsctl.sglang.http import Server
-    from opsctl.sglang.probe import Plan, Progress
-    from opsctl.sglang.probe_result import Baseline
-    from opsctl.sglang.served import ServerInfo
+    from opsctl.sglang.probe.chat_template import ChatTemplate
+    from opsctl.sglang.probe.measure import Plan, Progress
+    from opsctl.sglang.probe.probe_result import Baseline
+    from opsctl.sglang.server.api import Server
+    from opsctl.sglang.server.served import ServerInfo
+    from opsctl.wire.protocol import Call
 
 TASK = "Serve without speculation, to measure it"
 MEASURING = 1800.0  # seconds after which the host stops waiting for us, and puts everything back
@@ -58,7 +58,7 @@ def without_speculation(reached: Reached) -> Iterator[Server]:
     """The server without speculation; at the end the host puts the one from before back. Raises OpsctlError."""
     from opsctl import runname
     from opsctl.engine import hostlock, journal
-    from opsctl.sglang.http import Server
+    from opsctl.sglang.server.api import Server
 
     host, remote = reached.host, reached.remote
     assert host is not None
@@ -90,9 +90,9 @@ def baseline(
     """Measure a server without speculation at the plan's first concurrency; the result is kept like any other."""
     from dataclasses import replace
 
-    from opsctl.sglang import probe_store
-    from opsctl.sglang.probe import measure
-    from opsctl.sglang.probe_result import Baseline, summarise, to_json
+    from opsctl.sglang.probe import probe_store
+    from opsctl.sglang.probe.measure import measure
+    from opsctl.sglang.probe.probe_result import Baseline, summarise, to_json
 
     measured = measure(server, server.info(), replace(plan, concurrency=plan.concurrency[:1]), template, told)
     result = to_json(measured, summarise(measured)) | {"target": name, "findings": []}
@@ -131,7 +131,7 @@ def _site(host: InventoryHost) -> Site:
     return Site(host.name, host.variables, lambda kind, path: find.file(kind, path, here), unused, unused)
 
 
-def _put_back(remote: RemoteHost, name: str, revert: Call) -> None:
+def _put_back(remote: RemoteHost, name: str, revert: Call[Any]) -> None:
     from opsctl.cli.rollback import tell_report
     from opsctl.engine import journal
 

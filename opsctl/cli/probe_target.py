@@ -14,7 +14,7 @@ from opsctl.errors import UsageError
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
-    from opsctl.sglang.http import Server
+    from opsctl.sglang.server.api import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ def reached_at(
     """The server at `url`, or on the host, reached through its connection."""
     from opsctl import http_client
     from opsctl.secret import Secret
-    from opsctl.sglang import gather
-    from opsctl.sglang.http import Server
+    from opsctl.sglang.diagnosis import gather
+    from opsctl.sglang.server.api import Server
 
     secret = Secret(key) if key else None
     if url is not None:
@@ -61,9 +61,9 @@ def reached_at(
         with http_client.client(url, connections=at_once + 1) as http:
             yield Reached(url.split("://")[-1], Server(http, secret), read_here)
         return
-    from opsctl.agent.protocol import Call
     from opsctl.cli.hosts import on_one, the_host
     from opsctl.errors import RemoteError
+    from opsctl.wire.protocol import Call
 
     chosen = the_host(inventory, pattern)
     with on_one(chosen) as remote:

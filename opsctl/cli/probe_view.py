@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opsctl.sglang.gates import Outcome
-from opsctl.sglang.probe_findings import Finding
+from opsctl.sglang.probe.gates import Outcome
+from opsctl.sglang.probe.probe_findings import Finding
 
 _BAR = 40  # characters of the longest bar
 

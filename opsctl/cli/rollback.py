@@ -191,8 +191,8 @@ def _show(wanted: _Wanted, found: Mapping[str, Sequence[Undoing]]) -> None:
 
     The secrets of a run are not known any more: besides the known ones, what has the shape of one is masked.
     """
-    from opsctl.agent import masking
     from opsctl.report.diff import unified
+    from opsctl.wire import masking
 
     typer.echo(printable(f"run {wanted.run} ({wanted.told})"))
     for host in wanted.hosts:

@@ -26,7 +26,7 @@ from opsctl.cli.playing import (
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.sglang.status import Status
+    from opsctl.sglang.server.status import Status
 
 app = typer.Typer(no_args_is_help=True, help="The SGLang servers of hosts: status, start, stop, restart, wait.")
 
@@ -59,7 +59,7 @@ def status(
 
 
 def _show(name: str, servers: list[Status]) -> None:
-    from opsctl.sglang.status import line, lines
+    from opsctl.sglang.server.status import line, lines
 
     ours = [s for s in servers if s.ours]
     typer.secho(name if servers else f"{name}: no server", bold=True)

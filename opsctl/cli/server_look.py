@@ -14,12 +14,12 @@ from opsctl.text import one_line
 if TYPE_CHECKING:
     import httpx
 
-    from opsctl.agent.protocol import Call, Reply
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
-    from opsctl.sglang.http import Server
-    from opsctl.sglang.served import ServerInfo
-    from opsctl.sglang.status import Status
+    from opsctl.sglang.server.api import Server
+    from opsctl.sglang.server.served import ServerInfo
+    from opsctl.sglang.server.status import Status
+    from opsctl.wire.protocol import Call, Reply
 
 MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
 
@@ -27,9 +27,9 @@ MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
 def here(key: str | None) -> tuple[dict[str, list[Status]], Exit]:
     """The servers of this machine."""
     from opsctl import http_client
-    from opsctl.sglang import gather
+    from opsctl.sglang.diagnosis import gather
 
-    def call(asked: Call) -> Reply:
+    def call(asked: Call[Any]) -> Reply[Any]:
         (answer,) = gather.here([asked])
         if isinstance(answer, Exception):
             raise answer
@@ -54,14 +54,14 @@ def there(inventory: str | None, pattern: str | None, key: str | None) -> tuple[
 
 
 def _servers(
-    call: Callable[[Call], Reply], client: Callable[[int], Any], key: str | None, usual: int | None
+    call: Callable[[Call[Any]], Reply[Any]], client: Callable[[int], Any], key: str | None, usual: int | None
 ) -> list[Status]:
     """The host's own server first, then others in the order of their start."""
-    from opsctl.agent.protocol import Call
     from opsctl.secret import Secret
-    from opsctl.sglang import gather
-    from opsctl.sglang.http import Server
-    from opsctl.sglang.status import status as judge
+    from opsctl.sglang.diagnosis import gather
+    from opsctl.sglang.server.api import Server
+    from opsctl.sglang.server.status import status as judge
+    from opsctl.wire.protocol import Call
 
     processes = call(Call("servers.find", {"locate": True})).result
     memory = call(Call("vram.processes")).result if processes else None
@@ -91,8 +91,8 @@ def _info(server: Server) -> tuple[ServerInfo | None, str | None]:
 
 def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, stall: float) -> Mapping[str, Any]:
     """Wait until the host's server generates a token, telling how far it is. Raises RemoteError: what it died of."""
-    from opsctl.agent.protocol import Call
-    from opsctl.sglang import gather
+    from opsctl.sglang.diagnosis import gather
+    from opsctl.wire.protocol import Call
 
     servers = remote.call(Call("servers.find")).result
     process = gather.choose(servers, port)
@@ -111,8 +111,8 @@ def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, sta
 
 def _why_none(remote: RemoteHost, host: InventoryHost) -> str:
     """What the last one died of, as its log tells, else how to start one."""
-    from opsctl.agent.protocol import Call
-    from opsctl.sglang import timeline
+    from opsctl.sglang.logs import timeline
+    from opsctl.wire.protocol import Call
 
     start = "`opsctl server start` starts it"
     if host.sglang.log is None:

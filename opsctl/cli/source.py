@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,8 +14,8 @@ from opsctl.errors import UsageError
 from opsctl.text import one_line, printable
 
 if TYPE_CHECKING:
-    from opsctl.agent.protocol import Call, Reply
-    from opsctl.sglang.tree import Reader
+    from opsctl.sglang.source.tree import Reader
+    from opsctl.wire.protocol import Call, Reply
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -43,8 +43,8 @@ def facts(
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """What the source does with a draft model and a target, each with the lines that prove it."""
-    from opsctl.sglang import facts as source_facts
-    from opsctl.sglang.tree import load, unknown_class
+    from opsctl.sglang.source import facts as source_facts
+    from opsctl.sglang.source.tree import load, unknown_class
 
     chosen = targets or list(source_facts.DEFAULT_TARGETS)
     with _reading(tree, inventory, host) as (read, root):
@@ -80,8 +80,8 @@ def grep(
     as_json: Annotated[bool, _JSON] = False,
 ) -> int:
     """Lines of the source that match a pattern. Exit code 4 if there are none."""
-    from opsctl.agent.protocol import AgentError, Call
     from opsctl.errors import Exit
+    from opsctl.wire.protocol import AgentError, Call
 
     with _reading(tree, inventory, host) as (read, root):
         arguments = {"root": root, "pattern": pattern, "globs": globs or ["*.py"], "limit": limit}
@@ -108,7 +108,7 @@ def show(
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """A class, a method (followed to the parent that defines it) or lines of a file, with line numbers."""
-    from opsctl.sglang import show as parts
+    from opsctl.sglang.source import show as parts
 
     with _reading(tree, inventory, host) as (read, root):
         found = parts.show(read, root, what)
@@ -125,7 +125,7 @@ def show(
 def _reading(tree: str | None, inventory: str | None, host: str | None) -> Iterator[tuple[Reader, str]]:
     """What makes calls where the tree is, and its root. Raises UsageError where neither tree nor host is told."""
     if tree is not None and host is None:
-        from opsctl.sglang.tree import here
+        from opsctl.sglang.source.tree import here
 
         yield here, tree
         return
@@ -140,7 +140,7 @@ def _reading(tree: str | None, inventory: str | None, host: str | None) -> Itera
         )
     with on_one(chosen) as remote:
 
-        def call(asked: Call) -> Reply:
+        def call(asked: Call[Any]) -> Reply[Any]:
             return remote.call(asked, timeout=_LIMIT)
 
         yield call, root

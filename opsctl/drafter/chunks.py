@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from opsctl.agent.chunking import CHUNK, file_ranges
 from opsctl.drafter.folder import Folder
+from opsctl.wire.chunking import CHUNK, file_ranges
 
 
 class Range(NamedTuple):

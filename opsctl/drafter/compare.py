@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.protocol import AgentError, Call
 from opsctl.drafter.case import Case, Serving, converted_name
 from opsctl.drafter.folder import Folder, Reader, Tensor, here
 from opsctl.drafter.vocab_map import Kind, fingerprint
 from opsctl.errors import Conflict, Unreadable, UsageError
 from opsctl.localfiles import opened
 from opsctl.text import one_line, printable
+from opsctl.wire.protocol import AgentError, Call
 
 MAX_TABLE = 64 << 20
 MAX_VOCAB = 1 << 20  # four times the largest there are

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from opsctl.agent.protocol import AgentError, Call, Context, Reply
 from opsctl.drafter.settings import Settings, of_drafter
 from opsctl.errors import OpsctlError, RemoteError, UsageError
+from opsctl.wire.protocol import AgentError, Call, Context, Reply
 
-Reader = Callable[[Call], Reply]
+Reader = Callable[[Call[Any]], Reply[Any]]
 QUANTIZATION = "hf_quant_config.json"  # ModelOpt's; read where config.json says nothing of quantisation
 
 
@@ -49,7 +49,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a file could not be read. `code`: one word of opsctl.agent.safetensors.Damaged."""
+    """Why a file could not be read. `code`: one word of opsctl.agent.checkpoint.safetensors.Damaged."""
 
     code: str
     text: str
@@ -133,11 +133,11 @@ def convert_command(path: str, *, there: bool) -> str:
     return f"opsctl drafter convert {shlex.quote(path)} NEW"
 
 
-def here(call: Call) -> Reply:
+def here(call: Call[Any]) -> Reply[Any]:
     """The reader for folders on this machine: the agent's functions, called in this process."""
-    from opsctl.agent import checkpoint
+    from opsctl.agent.checkpoint import reading
 
-    function = checkpoint.CALLS[call.name.removeprefix("checkpoint.")]
+    function = reading.CALLS[call.name.removeprefix("checkpoint.")]
     result = function(Context(), **call.args)
     return result if isinstance(result, Reply) else Reply(result)
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent import stagesource
-from opsctl.agent.chunking import BLOCK_DIGEST, blocks_in, key, spans_of
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.stage import source_files
 from opsctl.drafter.chunks import Chunk, Copy, Plan, Range, joined, plan
 from opsctl.errors import UsageError
+from opsctl.wire.chunking import BLOCK_DIGEST, blocks_in, key, spans_of
+from opsctl.wire.protocol import AgentError, Context
 
 RESERVE = 64 << 20  # bytes left free on the host's disk
 
@@ -157,7 +157,7 @@ def _chunks(files: Mapping[str, Sequence[Sequence[Any]]]) -> list[Chunk]:
 def outline_source(path: Path, *, follow_links: bool = False) -> Source:
     """A local folder without reading it, unless all of it is remembered. Raises UsageError as `read_source`."""
     with _told(path):
-        folder = stagesource.outline(str(path), follow_links)
+        folder = source_files.outline(str(path), follow_links)
         if not folder.unknown:
             return _finished(folder, lambda: False)
         chunks: dict[str, list[list[Any]]] = {name: [] for name in folder.stats}
@@ -172,7 +172,7 @@ def read_source(path: Path, *, follow_links: bool = False, cancelled: Callable[[
     Raises UsageError: no folder, nothing in it, links that leave it, changed while read.
     """
     with _told(path):
-        return _finished(stagesource.outline(str(path), follow_links), cancelled)
+        return _finished(source_files.outline(str(path), follow_links), cancelled)
 
 
 _LOOK = 0.1  # seconds between looks whether the run is to stop
@@ -180,11 +180,11 @@ _read: dict[str, Source] = {}
 _reading = threading.Lock()
 
 
-def _finished(folder: stagesource.Outline, cancelled: Callable[[], bool]) -> Source:
+def _finished(folder: source_files.Outline, cancelled: Callable[[], bool]) -> Source:
     with _turn(cancelled):  # a second host waits for what the first one has begun
         known = _read.get(folder.path)
         if known is None or {name: list(stat) for name, stat in known.stats.items()} != folder.stats:
-            found = stagesource.finish(_Reading(cancelled), folder)
+            found = source_files.finish(_Reading(cancelled), folder)
             known = _read[folder.path] = Source.of(found.told(), found.blocks)
         return known
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl import modules
-from opsctl.agent.protocol import Reply
 from opsctl.answers import understood
 from opsctl.engine import journal, templating
 from opsctl.engine.events import Status
@@ -24,6 +23,7 @@ from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.wire.protocol import Reply
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
 
@@ -216,7 +216,7 @@ class Doing:
             return Result(_status(change, values), change.summary, values, change.diffs, lines=_warnings(done))
         raise AssertionError("the second conflict is raised")
 
-    def _would(self, module: Module[Any], item: Item, replies: list[Reply], change: Change) -> Result:
+    def _would(self, module: Module[Any], item: Item, replies: list[Reply[Any]], change: Change) -> Result:
         if change.harmless is not None:
             return not_seen(change.harmless)
         if change.unknown is not None:
@@ -225,7 +225,7 @@ class Doing:
         values = {**change.values, **module.result(item.args, replies, None, item.site)}
         return Result("changed", change.summary, values, change.diffs, predicted=True)
 
-    def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply]:
+    def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply[Any]]:
         if seen is None:
             seen = self.session.user(self.task.become).send(item.calls) if item.calls else ()
         return [self.session.wait(pending, timeout or OBSERVING, unless_stopped=True) for pending in seen]
@@ -235,7 +235,7 @@ class Doing:
             return {}
         return change.transfer(self.session.user(self.task.become), self._tell_unless_stopped)
 
-    def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply]:
+    def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply[Any]]:
         within = None
         if self.task.keys.supervise:
             said = self.task.keys.supervise.confirm_within
@@ -261,7 +261,7 @@ class Doing:
         self._check_cancelled()
         self.tell(text, fraction)
 
-    def _follow(self, timeout: float | None) -> Reply:
+    def _follow(self, timeout: float | None) -> Reply[Any]:
         """Listen again to a supervised change after the connection was lost: it goes on without us."""
         while True:
             self._regain()
@@ -314,7 +314,7 @@ class Reverted(OpsctlError):
     report: journal.Report
 
     @classmethod
-    def of(cls, reply: Reply, host: str) -> Reverted:
+    def of(cls, reply: Reply[Any], host: str) -> Reverted:
         told = reply.result
         reason = (told.get("error") or {}).get("message") or told.get("why") or "it was not confirmed in time"
         error = cls(f"the host has put everything back: {reason}", where=host)
@@ -326,7 +326,7 @@ class TaskUnmet(OpsctlError):
     """A task ran, and what it found is not what was asked for."""
 
 
-def _warnings(done: Sequence[Reply]) -> tuple[str, ...]:
+def _warnings(done: Sequence[Reply[Any]]) -> tuple[str, ...]:
     """What calls say that people should know, such as what an undo will not bring back."""
     said = (reply.result.get("warning") for reply in done if isinstance(reply.result, dict))
     return tuple(f"warning: {text}" for text in said if text)

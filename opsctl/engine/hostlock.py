@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import Unreachable
 from opsctl.inventory import InventoryHost
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import Call
 
 NAME = "host"
 
@@ -34,7 +34,7 @@ def holder(run: str, playbook: str) -> dict[str, Any]:
 
 def take(
     whose: Mapping[str, Any], token: str, wait: float, name: str = NAME, host: InventoryHost | None = None
-) -> Call:
+) -> Call[Any]:
     """Take the lock of a user; for root also of those who have the server of `host`.
 
     Two agents with the same `token` hold it together: one user may have two names.
@@ -47,7 +47,7 @@ def take(
     return Call("lock.take", {"name": name, "holder": holder, "token": token, "wait": wait, "server": server})
 
 
-def release(name: str = NAME) -> Call:
+def release(name: str = NAME) -> Call[Any]:
     """Let go of a lock. An agent that ends does so too, but maybe not before the next command comes."""
     return Call("lock.release", {"name": name})
 

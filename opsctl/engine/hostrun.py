@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl import modules
-from opsctl.agent import masking
-from opsctl.agent.protocol import Call
 from opsctl.engine import gates, resume, templating
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted
@@ -26,6 +24,8 @@ from opsctl.modules.contract import Action
 from opsctl.remote.agent_client import Pending
 from opsctl.secret import masked
 from opsctl.text import few, one_line
+from opsctl.wire import masking
+from opsctl.wire.protocol import Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, FileDiff
 from opsctl.remote import journal as wire
+from opsctl.wire.protocol import Call, Reply
 
 NOT_CONFIRMED = "not confirmed"  # why a supervisor took a run back when its time was over
 
@@ -116,16 +116,16 @@ class Report:
     unlogged: str | None = None
 
 
-def begin(run: str, meta: Mapping[str, Any], *, resume: bool) -> Call:
+def begin(run: str, meta: Mapping[str, Any], *, resume: bool) -> Call[Any]:
     return Call("journal.begin", {"run": run, "meta": dict(meta), "resume": resume})
 
 
-def apply(run: str, seq: int, task: str, change: Change) -> Call:
+def apply(run: str, seq: int, task: str, change: Change) -> Call[Any]:
     """The step as one call: written ahead, executed, marked done."""
     return wire.apply(run, seq, task, change.calls, change.undo, change.settle, _shows(change))
 
 
-def supervise(run: str, seq: int, task: str, change: Change, confirm_within: float) -> Call:
+def supervise(run: str, seq: int, task: str, change: Change, confirm_within: float) -> Call[Any]:
     """The same in a process of its own on the host, which takes the run back unless it is confirmed in time."""
     return wire.supervise(run, seq, task, change.calls, change.undo, change.settle, confirm_within, _shows(change))
 
@@ -135,55 +135,55 @@ def _shows(change: Change) -> list[str]:
     return [diff.path for diff in change.diffs if not diff.secret]
 
 
-def follow(run: str, offset: int = 0) -> Call:
+def follow(run: str, offset: int = 0) -> Call[Any]:
     """Go on listening to a supervised step after the connection was lost."""
     return Call("supervise.follow", {"run": run, "offset": offset})
 
 
-def replies(reply: Reply) -> list[Reply]:
+def replies(reply: Reply[Any]) -> list[Reply]:
     """The replies of a step's own calls."""
     return wire.replies(reply)
 
 
-def confirm(run: str) -> Call:
+def confirm(run: str) -> Call[Any]:
     return Call("supervise.confirm", {"run": run})
 
 
-def revert(run: str) -> Call:
+def revert(run: str) -> Call[Any]:
     return Call("supervise.revert", {"run": run})
 
 
-def checkpoint(run: str, data: Mapping[str, Any]) -> Call:
+def checkpoint(run: str, data: Mapping[str, Any]) -> Call[Any]:
     return Call("journal.checkpoint", {"run": run, "data": dict(data)})
 
 
-def finish(run: str, outcome: str, why: str | None = None) -> Call:
+def finish(run: str, outcome: str, why: str | None = None) -> Call[Any]:
     return Call("journal.finish", {"run": run, "outcome": outcome, "why": why})
 
 
-def rollback(run: str, why: str | None = None) -> Call:
+def rollback(run: str, why: str | None = None) -> Call[Any]:
     return Call("journal.rollback", {"run": run, "why": why})
 
 
-def lacking(run: str) -> Call:
+def lacking(run: str) -> Call[Any]:
     """What a rollback would find missing."""
     return Call("journal.lacking", {"run": run})
 
 
-def foreseen(run: str) -> Call:
+def foreseen(run: str) -> Call[Any]:
     """What a rollback would make of the content of files."""
     return Call("journal.foreseen", {"run": run})
 
 
-def list_runs(limit: int = 10, *, checkpoints: bool = False) -> Call:
+def list_runs(limit: int = 10, *, checkpoints: bool = False) -> Call[Any]:
     return Call("history.list", {"limit": limit, "checkpoints": checkpoints})
 
 
-def show(run: str, *, checkpoint: bool = False) -> Call:
+def show(run: str, *, checkpoint: bool = False) -> Call[Any]:
     return Call("history.show", {"run": run, "checkpoint": checkpoint})
 
 
-def past_runs(reply: Reply) -> list[PastRun]:
+def past_runs(reply: Reply[Any]) -> list[PastRun]:
     """The answer to `list_runs`, newest first."""
     return [past_run(one) for one in reply.result["runs"]]
 
@@ -215,7 +215,7 @@ def past_steps(told: Mapping[str, Any]) -> tuple[PastStep, ...]:
     )
 
 
-def foretold(reply: Reply) -> list[Foretold]:
+def foretold(reply: Reply[Any]) -> list[Foretold]:
     """The answer to `foreseen`."""
     body = reply.body
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opsctl import modules
-from opsctl.agent.secret_names import holds_secret
-from opsctl.agent.secret_values import SHORTEST
 from opsctl.engine import find, shelltext, usage
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
@@ -19,8 +17,10 @@ from opsctl.inventory import Inventory, InventoryHost
 from opsctl.modules.contract import Action
 from opsctl.secret import Secret
 from opsctl.secret_sources import too_short
-from opsctl.sglang import command, flags
+from opsctl.sglang.server import command, flags
 from opsctl.text import did_you_mean, nearest
+from opsctl.wire.secret_names import holds_secret
+from opsctl.wire.secret_values import SHORTEST
 
 Level = Literal["error", "warning", "notice"]
 
@@ -176,7 +176,7 @@ def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
 
 
 def _secrets(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
-    from opsctl.agent.secret_patterns import RULES as SHAPES
+    from opsctl.wire.secret_patterns import RULES as SHAPES
 
     def look(value: Any, at: At, key: str) -> Iterator[Finding]:
         match value:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from opsctl import modules
-from opsctl.agent.protocol import Call
 from opsctl.engine import find, templating
 from opsctl.engine.loader import argument_error, raw_fields
 from opsctl.engine.scope import Layer, Scope
@@ -18,6 +17,7 @@ from opsctl.engine.tasks import Task
 from opsctl.engine.templating import At
 from opsctl.errors import UsageError
 from opsctl.modules.contract import Module, ModuleArgs, Site
+from opsctl.wire.protocol import Call
 
 NO_ITEM: Any = object()
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Item:
     args: ModuleArgs
     site: Site
     scope: Scope
-    calls: tuple[Call, ...]
+    calls: tuple[Call[Any], ...]
 
 
 @dataclass(frozen=True, slots=True)

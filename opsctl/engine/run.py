@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opsctl import __version__, runname
-from opsctl.agent import masking
 from opsctl.answers import understood
 from opsctl.engine import find, journal, params, preflight, select, templating, usage
 from opsctl.engine.connections import Connections
@@ -34,6 +33,7 @@ from opsctl.inventory.load import known_as
 from opsctl.secret import masked
 from opsctl.secret_sources import know
 from opsctl.text import few
+from opsctl.wire import masking
 from opsctl.yaml_source import Source
 
 _OUTCOMES = {

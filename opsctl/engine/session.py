@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.engine import hostlock, journal
 from opsctl.engine.connections import Connected
 from opsctl.engine.waiting import pause
@@ -20,6 +19,7 @@ from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
 from opsctl.remote.agent_client import OnProgress, Pending
 from opsctl.remote.host import RemoteHost, connect
+from opsctl.wire.protocol import Call, Reply
 
 PastOfUser = tuple[str | None, journal.PastRun]
 
@@ -76,7 +76,7 @@ class Session:
     changed: bool = False  # something has changed, or in check mode would
     made: set[str] = field(default_factory=set)  # folders that would be there by now, in check mode
     seq: int = 0
-    after: list[tuple[bool | str | None, str, tuple[Call, ...]]] = field(default_factory=list)
+    after: list[tuple[bool | str | None, str, tuple[Call[Any], ...]]] = field(default_factory=list)
     saving: list[Pending] = field(default_factory=list)  # the last checkpoint that was sent
     current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -150,7 +150,7 @@ class Session:
             agent = self.remote().as_user(user)
             self.wait(agent.send([self._take(lock, wait)])[0], wait + 60)
 
-    def _take(self, lock: str, wait: float) -> Call:
+    def _take(self, lock: str, wait: float) -> Call[Any]:
         return hostlock.take(self.info.meta, self.token, wait, lock, self.host)
 
     def reconnect(self) -> None:
@@ -217,7 +217,7 @@ class Session:
             if past.state == "supervised":
                 self.supervised, self.supervisor, self.lock = True, user, lock  # which its supervisor holds
 
-    def wait(self, pending: Pending, timeout: float | None, *, unless_stopped: bool = False) -> Reply:
+    def wait(self, pending: Pending, timeout: float | None, *, unless_stopped: bool = False) -> Reply[Any]:
         """The reply of a call; Ctrl-C cancels it meanwhile, and `unless_stopped` also if it came before."""
         with self.guard:
             self.current.append(pending)

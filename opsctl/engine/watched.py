@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.engine.session import Session
 from opsctl.engine.waiting import Interrupted
 from opsctl.modules.contract import Host
 from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
     import httpx
@@ -30,10 +30,12 @@ class Watched(Host):
     def name(self) -> str:
         return self._remote.name
 
-    def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
+    def call(
+        self, call: Call[Any], *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> Reply[Any]:
         return self._wait(self._send([call], on_progress)[0], timeout)
 
-    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+    def batch(self, calls: Sequence[Call[Any]], *, timeout: float | None = None) -> list[Reply[Any]]:
         return [self._wait(pending, timeout) for pending in self._send(calls, None)]
 
     def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
@@ -48,13 +50,13 @@ class Watched(Host):
         self.asked = True
         return getattr(self._remote, name)
 
-    def _send(self, calls: Sequence[Call], on_progress: OnProgress | None) -> list[Pending]:
+    def _send(self, calls: Sequence[Call[Any]], on_progress: OnProgress | None) -> list[Pending]:
         self.asked = True
         if self._session.info.cancelled():
             raise Interrupted("stopped", where=self.name)
         return self._remote.send(calls, on_progress=on_progress)
 
-    def _wait(self, pending: Pending, timeout: float | None) -> Reply:
+    def _wait(self, pending: Pending, timeout: float | None) -> Reply[Any]:
         return self._session.wait(pending, self._limit(timeout), unless_stopped=True)
 
     def _limit(self, timeout: float | None) -> float | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opsctl.agent.protocol import Call
 from opsctl.gpu.model import ActiveRun, Evidence
 from opsctl.gpu.settings import Settings
 from opsctl.gpu.wanted import Wanted
+from opsctl.wire.protocol import Call
 
 TESTS = 3
 # They hold the devices open on every host and use no GPU.
@@ -40,7 +40,7 @@ def refusal(evidence: Evidence, settings: Settings) -> str | None:
     return f"pid {holder.pid} ({holder.comm}) has a GPU open" if holder else None
 
 
-def ask(wanted: Wanted, gpus: int) -> Call:
+def ask(wanted: Wanted, gpus: int) -> Call[Any]:
     args = {
         "gpus": gpus,
         "limit": wanted.settings.limit("active.limit"),

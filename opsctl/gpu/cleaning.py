@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.agent.protocol import Call
 from opsctl.answers import made
 from opsctl.gpu import leftovers, ownership
 from opsctl.gpu.leftovers import File, Leftover
 from opsctl.gpu.model import Evidence
 from opsctl.gpu.ownership import Class, Owned
+from opsctl.wire.protocol import Call
 
 GRACE = 60.0  # seconds: a file this young may belong to a server that is just starting
 
@@ -52,7 +52,7 @@ def findings(evidence: Evidence, listed: Mapping[str, Any], server_uid: int | No
     return Findings(owned, files, inodes)
 
 
-def removal(found: Findings, processes: Sequence[Owned], files: Sequence[Leftover]) -> Call:
+def removal(found: Findings, processes: Sequence[Owned], files: Sequence[Leftover]) -> Call[Any]:
     """The call that removes them; the host looks at each again first."""
     return Call(
         "gpuclean.remove",

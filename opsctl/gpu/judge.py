@@ -11,8 +11,8 @@ from typing import Any
 from opsctl.errors import UsageError
 from opsctl.gpu import xids
 from opsctl.gpu.checks.registry import Check, checks, decisive
-from opsctl.gpu.fields import table
 from opsctl.gpu.model import Evidence, Found, GpuRef, KernelEvent, Verdict, worst
+from opsctl.gpu.read.fields import table
 from opsctl.gpu.settings import Settings
 from opsctl.text import did_you_mean
 

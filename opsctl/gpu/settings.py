@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from opsctl.errors import UsageError
-from opsctl.gpu.fields import table
 from opsctl.gpu.profile import Profile
+from opsctl.gpu.read.fields import table
 from opsctl.text import did_you_mean
 
 LONGEST_SMI = 600  # seconds that one look may wait for nvidia-smi

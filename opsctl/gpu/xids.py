@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from opsctl.gpu.fields import table
+from opsctl.gpu.read.fields import table
 
 UNKNOWN = "warn"
 ASK = "look at the lines around it; when it returns, collect the logs and ask the vendor"

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Pattern, Public, Text, split
@@ -17,6 +16,7 @@ from opsctl.modules.sealed import seal
 from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.text import one_line
+from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
 UNFORESEEN = "a command says only by running what it changes; give it `creates`, `unless` or `check`"
@@ -113,10 +113,10 @@ class Command(Module[Any]):
     undo: [rm, "{{ scratch }}/marked"]
 """
 
-    def observe(self, args: CommandArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: CommandArgs, site: Site) -> Sequence[Call[Any]]:
         return tuple(guards(args).values())
 
-    def plan(self, args: CommandArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: CommandArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         replies = dict(zip(guards(args), seen, strict=True))
         if "read" in replies:
             _demand_success(args, replies["read"].result)
@@ -130,7 +130,7 @@ class Command(Module[Any]):
         return Change(summary, (_run(args),), _undo(args), unknown=None if foreseen else UNFORESEEN)
 
     def result(
-        self, args: CommandArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: CommandArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         replies = dict(zip(guards(args), seen, strict=True))
         if done:
@@ -158,9 +158,9 @@ class Shell(Command):
 """
 
 
-def guards(args: CommandArgs) -> dict[str, Call]:
+def guards(args: CommandArgs) -> dict[str, Call[Any]]:
     """What is asked before the command: read-only calls, by what they answer."""
-    asked: dict[str, Call] = {}
+    asked: dict[str, Call[Any]] = {}
     if args.read_only:
         asked["read"] = _run(args, keep=None)
     for name, path in (("creates", args.creates), ("removes", args.removes)):
@@ -172,7 +172,7 @@ def guards(args: CommandArgs) -> dict[str, Call]:
     return asked
 
 
-def idle_because(args: CommandArgs, replies: Mapping[str, Reply]) -> str | None:
+def idle_because(args: CommandArgs, replies: Mapping[str, Reply[Any]]) -> str | None:
     """Why the command need not run. Raises TaskFailed where its rehearsal failed."""
     if "creates" in replies and replies["creates"].result["kind"] != "absent":
         return f"{args.creates} exists"
@@ -201,7 +201,7 @@ def _run(
     words: Words | None = None,
     keep: str | None = KEEP,
     with_stdin: bool = True,
-) -> Call:
+) -> Call[Any]:
     sealed, body = seal(args.env, args.stdin if with_stdin else None)
     how = _how(args, args.words() if words is None else words)
     if keep is not None:
@@ -222,7 +222,7 @@ def _how(args: CommandArgs, words: Words) -> dict[str, Any]:
     return how
 
 
-def _undo(args: CommandArgs) -> tuple[Call, ...] | None:
+def _undo(args: CommandArgs) -> tuple[Call[Any], ...] | None:
     if args.undo is None:
         return None if args.changed_when else ()
     # A secret environment is gone by then: an undo must do without it.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, FileDiff, Site
 from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, permit, refuse, restore, worded
 from opsctl.secret import mask
 from opsctl.text import size
+from opsctl.wire.protocol import Call, Reply
 
 
 class Placed(Dress):
@@ -20,13 +21,13 @@ class Placed(Dress):
     follow: bool = Field(False, description="Write the file a symbolic link points to, instead of refusing.")
 
 
-def look(path: str, follow: bool, limit: int = DIFF_LIMIT, whom: Mapping[str, str] | None = None) -> Call:
+def look(path: str, follow: bool, limit: int = DIFF_LIMIT, whom: Mapping[str, str] | None = None) -> Call[Any]:
     """Ask for the state of a file, its content if that is short, and whether it may be given to an owner and group."""
     return Call("filelook.stat", {"path": path, "content": limit, "follow": follow, **(whom or {})})
 
 
 def place(
-    path: str, content: bytes, seen: Reply, dress: Dress, site: Site | None, secret: bool = False
+    path: str, content: bytes, seen: Reply[Any], dress: Dress, site: Site | None, secret: bool = False
 ) -> Change | None:
     """The change that makes `path` hold `content`, None if it does.
 
@@ -57,7 +58,7 @@ def holds_secret(text: str) -> bool:
     return mask(text) != text
 
 
-def _diff(path: str, content: bytes, seen: Reply, secret: bool) -> tuple[FileDiff, ...]:
+def _diff(path: str, content: bytes, seen: Reply[Any], secret: bool) -> tuple[FileDiff, ...]:
     if seen.result["kind"] == "file" and not seen.result.get("content"):
         return ()  # too long to have been fetched
     before = seen.body if seen.result["kind"] == "file" else None

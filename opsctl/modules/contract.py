@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from opsctl.agent.protocol import Call, Reply
+from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
     import httpx
@@ -77,10 +77,10 @@ class Change:
     """
 
     summary: str
-    calls: tuple[Call, ...]
-    undo: tuple[Call, ...] | None = ()
-    settle: tuple[Call, ...] = ()
-    after: tuple[Call, ...] = ()
+    calls: tuple[Call[Any], ...]
+    undo: tuple[Call[Any], ...] | None = ()
+    settle: tuple[Call[Any], ...] = ()
+    after: tuple[Call[Any], ...] = ()
     transfer: Callable[[Host, Progress], Mapping[str, Any]] | None = None
     diffs: tuple[FileDiff, ...] = ()
     unknown: str | None = None
@@ -101,15 +101,15 @@ class Host(Protocol):
 
     def call(
         self,
-        call: Call,
+        call: Call[Any],
         *,
         timeout: float | None = None,
         on_progress: Callable[[Any, bytes], None] | None = None,
-    ) -> Reply:
+    ) -> Reply[Any]:
         """One call, one round trip. Raises RemoteError, Unreachable."""
         ...
 
-    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+    def batch(self, calls: Sequence[Call[Any]], *, timeout: float | None = None) -> list[Reply[Any]]:
         """Independent calls, all in one round trip, run side by side. Raises the first RemoteError."""
         ...
 
@@ -160,21 +160,21 @@ class Module(ABC, Generic[A]):
     )
 
     @abstractmethod
-    def observe(self, args: A, site: Site) -> Sequence[Call]:
+    def observe(self, args: A, site: Site) -> Sequence[Call[Any]]:
         """What must be known of the host. Calls without side effects. Pure but for reading local files."""
 
     @abstractmethod
-    def plan(self, args: A, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: A, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         """What is missing, None if nothing. `seen` has one reply per call of `observe`.
 
         Pure but for reading local files.
         """
 
-    def remark(self, args: A, seen: Sequence[Reply]) -> str:
+    def remark(self, args: A, seen: Sequence[Reply[Any]]) -> str:
         """What the task's line says where nothing is missing, of what somebody should know all the same."""
         return ""
 
-    def result(self, args: A, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
+    def result(self, args: A, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
         """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran.
 
         A key `changed` in it wins over the fact that calls ran: a command may know that it changed nothing.

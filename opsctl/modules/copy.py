@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.filestate import hidden
-from opsctl.agent.protocol import Call, Reply
+from opsctl.agent.files.state import hidden
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.localfiles import demand_file, opened, read
 from opsctl.modules.content import Placed, holds_secret, look, place
@@ -23,6 +22,7 @@ from opsctl.modules.fields import HostPath, Mode, Text, reveal
 from opsctl.modules.paths import DIFF_LIMIT, Seen, expected, permit, refuse
 from opsctl.secret import Secret
 from opsctl.text import size
+from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost
@@ -65,13 +65,13 @@ class Copy(Module[CopyArgs]):
   copy: {content: "kept by opsctl\\n", dest: "{{ scratch }}/NOTE", mode: "0644"}
 """
 
-    def observe(self, args: CopyArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: CopyArgs, site: Site) -> Sequence[Call[Any]]:
         source = _source(args, site)
         if isinstance(source, Tree):
             return (Call("filelook.tree", {"path": _dest(args, source.top), **args.whom()}),)
         return (look(_dest(args, source), args.follow, whom=args.whom()),)
 
-    def plan(self, args: CopyArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: CopyArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         source = _source(args, site)
         if source is None:
             assert args.content is not None
@@ -194,8 +194,8 @@ class _Batch:
     site: Site
     target: str
     room: str
-    calls: list[Call] = field(default_factory=list)
-    undo: list[Call] = field(default_factory=list)
+    calls: list[Call[Any]] = field(default_factory=list)
+    undo: list[Call[Any]] = field(default_factory=list)
     diffs: list[FileDiff] = field(default_factory=list)
     sending: dict[str, Path] = field(default_factory=dict)  # by the name under which it arrives
     written: int = 0
@@ -266,9 +266,7 @@ class _Batch:
         # The same for the same content, so that a later run goes on with it.
         folder = os.path.join(self.room, hidden(os.path.basename(self.target), repr(sorted(self.sending))))
         calls = [
-            call._replace(args={**call.args, "partial": f"{folder}/{call.args['partial']}"})
-            if call.name == "files.adopt"
-            else call
+            call.with_args(partial=f"{folder}/{call.args['partial']}") if call.name == "files.adopt" else call
             for call in self.calls
         ]
         drop = Call("arrival.drop", {"folder": folder})

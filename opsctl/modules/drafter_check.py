@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.verdict import SEEN, Finding, Verdict
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import HostPath
-from opsctl.sglang import drafting
-from opsctl.sglang.drafting import Met
+from opsctl.sglang.diagnosis import drafting
+from opsctl.sglang.diagnosis.drafting import Met
 from opsctl.text import did_you_mean, one_line
+from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost
@@ -54,7 +54,7 @@ class DrafterCheck(Action[DrafterCheckArgs]):
 """
 
     def run(self, args: DrafterCheckArgs, host: Host, site: Site, progress: Progress) -> Outcome:
-        def ask(calls: Sequence[Call]) -> Sequence[Reply | Exception]:
+        def ask(calls: Sequence[Call[Any]]) -> Sequence[Reply[Any] | Exception]:
             return cast("RemoteHost", host).outcomes(calls)
 
         met = drafting.meet(

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from opsctl.agent.protocol import AgentError, Call, Context
 from opsctl.errors import OpsctlError, RemoteError, TaskFailed
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Text, reveal
 from opsctl.text import size
+from opsctl.wire.protocol import AgentError, Call, Context
 
 HUB = "https://huggingface.co"
 
@@ -61,7 +61,7 @@ class DrafterFetch(Action[DrafterFetchArgs]):
         return Outcome(values={**where, **values}, lines=(told, *old))
 
 
-def asked(args: DrafterFetchArgs, environment: Any) -> Call:
+def asked(args: DrafterFetchArgs, environment: Any) -> Call[Any]:
     """The call that fetches; the token travels in its body, which nobody keeps."""
     from opsctl.secret import Secret
 
@@ -81,8 +81,8 @@ class _Here(Context):
         self._progress(data["text"], data["fraction"])
 
 
-def _here(call: Call, progress: Progress) -> dict[str, Any]:
-    from opsctl.agent import fetch
+def _here(call: Call[Any], progress: Progress) -> dict[str, Any]:
+    from opsctl.agent.checkpoint import fetch
 
     return fetch.folder(_Here(call.body, progress), **call.args)
 

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
-from opsctl.agent.releases import SHORT, has
-from opsctl.agent.retention import MADE
+from opsctl.agent.stage.releases import SHORT, has
+from opsctl.agent.stage.retention import MADE
 from opsctl.drafter.staging import RESERVE, Source, outline_source, read_source
 from opsctl.errors import TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
 from opsctl.modules.release_transfer import amounts, transfer
 from opsctl.text import few, size
+from opsctl.wire.protocol import Call, Reply
 
 
 def _name(value: str) -> str:
@@ -68,14 +68,14 @@ class DrafterStage(Module[DrafterStageArgs]):
   register: staged
 """
 
-    def observe(self, args: DrafterStageArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: DrafterStageArgs, site: Site) -> Sequence[Call[Any]]:
         where = {"root": _releases(args, site), "name": _named(args), "old": args.keep}
         if args.host_path is not None:
             return (Call("stage.look", {**where, "source": args.host_path, "follow_links": args.follow_links}),)
         source = _local(args, site, outline_source)
         return (Call("stage.look", {**where, "key": source.key, "digest": source.digest}),)
 
-    def plan(self, args: DrafterStageArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         found = seen[0].result
         source = _source(args, found, site)
         if has(found["there"], source.digest):
@@ -130,7 +130,7 @@ class DrafterStage(Module[DrafterStageArgs]):
         )
 
     def result(
-        self, args: DrafterStageArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         if done is not None:
             return {"release": done[0].result["release"], "digest": done[0].result["digest"]}

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.schema_types import Duration
+from opsctl.wire.protocol import Call, Reply
 
 Part = Literal["os", "kernel", "cpu", "memory", "disks", "numa", "gpu", "python", "cuda", "host", "user"]
 
@@ -33,14 +33,14 @@ class Facts(Module[FactsArgs]):
   facts: {parts: [memory, disks]}
 """
 
-    def observe(self, args: FactsArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: FactsArgs, site: Site) -> Sequence[Call[Any]]:
         parts = {} if args.parts is None else {"parts": list(args.parts)}
         return (Call("facts.gather", {**parts, "limit": args.limit}),)
 
-    def plan(self, args: FactsArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: FactsArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         return None
 
     def result(
-        self, args: FactsArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: FactsArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         return dict(seen[0].result)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Change, FileDiff, Module, Site
 from opsctl.modules.fields import HostPath
 from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, permit, refuse, restore, worded
+from opsctl.wire.protocol import Call, Reply
 
 
 class FileArgs(Dress):
@@ -47,12 +47,12 @@ class File(Module[FileArgs]):
   file: {path: "{{ scratch }}/stale.lock", state: absent}
 """
 
-    def observe(self, args: FileArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: FileArgs, site: Site) -> Sequence[Call[Any]]:
         content = DIFF_LIMIT if args.state == "absent" else 0
         asked = {"path": args.path, "digest": args.state == "absent", "content": content, **args.whom()}
         return (Call("filelook.stat", asked),)
 
-    def plan(self, args: FileArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: FileArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         now: Seen = seen[0].result
         match args.state:
             case "absent":
@@ -95,7 +95,7 @@ def _link(args: FileArgs, now: Seen, site: Site) -> Change | None:
     return Change(f"link {args.path} to {args.target}{before}", (call,), restore(args.path))
 
 
-def _absent(args: FileArgs, reply: Reply, site: Site) -> Change | None:
+def _absent(args: FileArgs, reply: Reply[Any], site: Site) -> Change | None:
     now: Seen = reply.result
     if now["kind"] == "absent":
         return None

@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Conflict
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
 from opsctl.schema_types import Duration
+from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
 SHOWN = 10
@@ -65,11 +65,11 @@ class Git(Module[GitArgs]):
   git: {repo: "https://github.com/sgl-project/sglang", dest: /opt/sglang, ref: v0.5.10, depth: 1}
 """
 
-    def observe(self, args: GitArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: GitArgs, site: Site) -> Sequence[Call[Any]]:
         asked = {"commit": args.commit, "ref": args.ref, "source": args.repo}
         return (Call("git.look", {"path": args.dest, **{k: v for k, v in asked.items() if v is not None}}),)
 
-    def plan(self, args: GitArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: GitArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         now = seen[0].result
         if now["state"] == "other":
             raise Conflict(f"{args.dest} exists and is no git checkout", kind="conflict", hint="move it away first")
@@ -96,10 +96,12 @@ class Git(Module[GitArgs]):
         undo = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
         return Change(_summary(args, now, wanted), (call,), (undo,), makes=frozenset((args.dest,)))
 
-    def remark(self, args: GitArgs, seen: Sequence[Reply]) -> str:
+    def remark(self, args: GitArgs, seen: Sequence[Reply[Any]]) -> str:
         return _unfinished(seen[0].result)
 
-    def result(self, args: GitArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
+    def result(
+        self, args: GitArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+    ) -> dict[str, Any]:
         now = seen[0].result
         local = {
             "local_changes": [entry["path"] for entry in now.get("changed", [])],

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from opsctl.gpu import gathered, lastlook, wanted
+from opsctl.gpu import lastlook, wanted
 from opsctl.gpu.judge import HostReport, Result, judge, selected
 from opsctl.gpu.model import Verdict
+from opsctl.gpu.read import gathered
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.text import one_line, printable
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.limits import read_json
-from opsctl.agent.protocol import Call
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal
 from opsctl.modules.sealed import seal_headers
 from opsctl.schema_types import Duration
 from opsctl.text import one_line, size
+from opsctl.wire.limits import read_json
+from opsctl.wire.protocol import Call
 
 
 class HttpArgs(ModuleArgs):
@@ -73,7 +73,7 @@ class Http(Action[HttpArgs]):
         return Outcome(values, measures={"seconds": reply.result["seconds"]})
 
 
-def call_of(args: HttpArgs) -> Call:
+def call_of(args: HttpArgs) -> Call[Any]:
     content = json.dumps(args.json_) if args.json_ is not None else reveal(args.content or "")
     headers = dict(args.headers)
     if args.json_ is not None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.fields import HostPath, Pattern, Text, reveal
 from opsctl.modules.paths import refuse
 from opsctl.secret import Secret
+from opsctl.wire.protocol import Call, Reply
 
 LIMIT = 8 << 20  # bytes; longer files are not edited by line
 
@@ -61,10 +61,10 @@ class Line(Module[LineArgs]):
   line: {path: "{{ scratch }}/limits.conf", match: "^DEBUG=", state: absent}
 """
 
-    def observe(self, args: LineArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: LineArgs, site: Site) -> Sequence[Call[Any]]:
         return (look(args.path, args.follow, LIMIT, args.whom()),)
 
-    def plan(self, args: LineArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: LineArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         now = seen[0].result
         if now["kind"] == "absent" and args.state == "absent":
             return None

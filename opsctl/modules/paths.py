@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import Conflict, RemoteError
 from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import Mode, octal
 from opsctl.text import size
+from opsctl.wire.protocol import Call
 
 KEEP = "0"  # what the one call of a change keeps, so that its undo finds it
 DIFF_LIMIT = 256 << 10  # bytes of a file that are fetched to show a difference
@@ -74,7 +74,7 @@ def permit(path: str, seen: Seen, change: str, site: Site, needed: int = 0) -> N
         raise RemoteError(message, kind="no-space", hint="make room there first")
 
 
-def restore(path: str, keep: str = KEEP) -> tuple[Call, ...]:
+def restore(path: str, keep: str = KEEP) -> tuple[Call[Any], ...]:
     return (Call("files.restore", {"path": path, "keep": keep}),)
 
 

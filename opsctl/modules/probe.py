@@ -7,18 +7,18 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import Lost, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.secret import Secret
-from opsctl.sglang import probe as probing
-from opsctl.sglang.chat_template import ChatTemplate, read_template
-from opsctl.sglang.http import Server
-from opsctl.sglang.probe_findings import findings
-from opsctl.sglang.probe_result import summarise, to_json
-from opsctl.sglang.prompts import built_in, read_prompts
-from opsctl.sglang.served import ServerInfo
+from opsctl.sglang.probe import measure as probing
+from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
+from opsctl.sglang.probe.probe_findings import findings
+from opsctl.sglang.probe.probe_result import summarise, to_json
+from opsctl.sglang.probe.prompts import built_in, read_prompts
+from opsctl.sglang.server.api import Server
+from opsctl.sglang.server.served import ServerInfo
 from opsctl.text import one_line, printable
+from opsctl.wire.protocol import Call
 
 _ABSENT = ("refused", "not-found")  # kinds of error that mean: no server of SGLang answers on this port
 

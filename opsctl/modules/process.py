@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from opsctl.agent.process import env_digest
-from opsctl.agent.protocol import Call, Reply
+from opsctl.agent.process.process import env_digest
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Public, Text, reveal, split
 from opsctl.modules.sealed import seal
 from opsctl.schema_types import Duration
+from opsctl.wire.protocol import Call, Reply
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
 Argv = Annotated[list[Public], BeforeValidator(lambda value: split(value, "argv") if isinstance(value, str) else value)]
@@ -57,10 +57,10 @@ class Process(Module[ProcessArgs]):
   process: {name: example, state: stopped, stop_wait: 5}
 """
 
-    def observe(self, args: ProcessArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: ProcessArgs, site: Site) -> Sequence[Call[Any]]:
         return (Call("process.status", {"name": args.name}),)
 
-    def plan(self, args: ProcessArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: ProcessArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         now = seen[0].result
         alive = now["state"] in ("running", "orphans")
         if args.state == "stopped":
@@ -77,13 +77,13 @@ class Process(Module[ProcessArgs]):
         return Change(summary, (*first, _start(args)), undo, _again(args) if alive else ())
 
     def result(
-        self, args: ProcessArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: ProcessArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         said = done[-1].result if done else seen[0].result
         return {key: said[key] for key in ("pid", "log", "log_offset", "state") if key in said}
 
 
-def stop(name: str, wait: float) -> Call:
+def stop(name: str, wait: float) -> Call[Any]:
     return Call("process.stop", {"name": name, "wait": wait, "keep": STOP})
 
 
@@ -101,7 +101,7 @@ def _home(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("~")  # only the host knows where that is
 
 
-def _start(args: ProcessArgs) -> Call:
+def _start(args: ProcessArgs) -> Call[Any]:
     sealed, body = seal(args.env)
     how = {"name": args.name, "argv": args.argv, "log": args.log, "cwd": args.cwd, "port": args.port}
     return Call(
@@ -111,5 +111,5 @@ def _start(args: ProcessArgs) -> Call:
     )
 
 
-def _again(args: ProcessArgs) -> tuple[Call, ...]:
+def _again(args: ProcessArgs) -> tuple[Call[Any], ...]:
     return (Call("process.resume", {"name": args.name, "keep": STOP, "wait": args.stop_wait, "judge": True}),)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
-from opsctl.agent.protocol import Call
 from opsctl.drafter.chunks import Copy, Plan, Range
 from opsctl.drafter.staging import Source, demand_unchanged
 from opsctl.errors import RemoteError, Unreachable
 from opsctl.modules.contract import Host, Progress
 from opsctl.text import duration, size
+from opsctl.wire.protocol import Call
 
 if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost

@@ -7,10 +7,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.schema_types import Duration
+from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
 
@@ -54,10 +54,10 @@ class Service(Module[ServiceArgs]):
   service: {name: sglang, state: started, enabled: true}
 """
 
-    def observe(self, args: ServiceArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: ServiceArgs, site: Site) -> Sequence[Call[Any]]:
         return (Call("service.show", {"unit": args.unit, "user": args.scope == "user"}),)
 
-    def plan(self, args: ServiceArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: ServiceArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         now = seen[0].result
         actions = needed(args, now)
         if not actions:
@@ -74,7 +74,7 @@ class Service(Module[ServiceArgs]):
         return Change(f"{', '.join(actions)} {args.unit}{why}", (call,), (undo,), (settle,))
 
     def result(
-        self, args: ServiceArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: ServiceArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         return {"unit": (done[-1] if done else seen[0]).result}
 

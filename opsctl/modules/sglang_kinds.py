@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from opsctl.agent import serverargv, startlog
-from opsctl.agent.process import env_digest
-from opsctl.agent.protocol import Call, Reply
+from opsctl.agent.process.process import env_digest
+from opsctl.agent.server import startlog
 from opsctl.errors import Conflict, TaskFailed
 from opsctl.modules import sglang_plan as plan_of
 from opsctl.modules.content import place
@@ -19,8 +18,10 @@ from opsctl.modules.fields import reveal
 from opsctl.modules.paths import Dress, expected, refuse
 from opsctl.modules.sealed import seal
 from opsctl.modules.sglang_plan import Server, ServerArgs
-from opsctl.sglang import command, flags
+from opsctl.sglang.server import command, flags
 from opsctl.text import one_line
+from opsctl.wire import command_line
+from opsctl.wire.protocol import Call, Reply
 
 # What is known of the host before, and what the calls of a change keep, by these names.
 STOP, LINK, LAUNCH, SETTINGS, ENV, UNIT, START = "stop", "link", "launch", "settings", "env", "unit", "start"
@@ -31,17 +32,17 @@ FLAGS = "flags"
 class Steps:
     """Calls in the order in which they run, and what takes each back."""
 
-    calls: list[Call] = field(default_factory=list)
-    undo: list[Call] = field(default_factory=list)
+    calls: list[Call[Any]] = field(default_factory=list)
+    undo: list[Call[Any]] = field(default_factory=list)
     diffs: list[FileDiff] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
-    def file(self, keep: str, path: str, content: str, seen: Reply, mode: int, secret: bool = False) -> None:
+    def file(self, keep: str, path: str, content: str, seen: Reply[Any], mode: int, secret: bool = False) -> None:
         change = place(path, content.encode(), seen, Dress.model_construct(mode=mode), None, secret)
         if change is None:
             return
         for call in change.calls:
-            self.calls.append(call._replace(args={**call.args, "keep": keep}))
+            self.calls.append(call.with_args(keep=keep))
             self.undo.insert(0, Call("files.restore", {"path": call.args["path"], "keep": keep}))
         self.diffs += change.diffs
         self.said.append(f"write {posixpath.basename(path)}")
@@ -59,20 +60,20 @@ class Steps:
 class Kind:
     """What is common to servers under systemd and plain processes."""
 
-    def __init__(self, args: ServerArgs, server: Server, site: Site, known: Mapping[str, Reply]) -> None:
+    def __init__(self, args: ServerArgs, server: Server, site: Site, known: Mapping[str, Reply[Any]]) -> None:
         self.args, self.server, self.site, self.known = args, server, site, known
 
     def argv(self, in_service: str | None) -> list[str]:
         assert self.server.launch is not None
         if not self.args.speculation:
-            return serverargv.without(self.server.launch, command.SPECULATIVE)
+            return command_line.without(self.server.launch, command.SPECULATIVE)
         drafter = self.args.drafter or self._stays(in_service)
         return command.with_drafter(self.server.launch, drafter) if drafter else self.server.launch
 
     def _stays(self, in_service: str | None) -> str | None:
         """The draft model that a restart keeps: a release that was deployed; else the command's own comes first."""
         assert self.server.launch is not None
-        own = serverargv.value(self.server.launch, serverargv.DRAFTER)
+        own = command_line.value(self.server.launch, command_line.DRAFTER)
         top = (self.server.releases or "").lstrip("~")
         deployed = bool(top) and f"{top}/" in (in_service or "")
         return in_service if own is None or deployed else None
@@ -103,11 +104,11 @@ class Kind:
             text = plan_of.launch_text(self.site, self.server, argv)
             steps.file(LAUNCH, self.server.launch_file, text, self.known[LAUNCH], 0o755)
 
-    def mark(self) -> Call:
+    def mark(self) -> Call[Any]:
         """Notes where the words of the start that follows will begin in the log."""
         return Call("startlog.mark", {"log": self.server.log, "keep": startlog.KEEP})
 
-    def wait(self, alive: dict[str, Any], *, marked: bool = False) -> Call:
+    def wait(self, alive: dict[str, Any], *, marked: bool = False) -> Call[Any]:
         args: dict[str, Any] = {"port": self.server.port, "timeout": self.args.ready_timeout, "alive": alive}
         if self.server.bind not in ("0.0.0.0", "::", "127.0.0.1"):
             args["host"] = self.server.bind
@@ -147,7 +148,7 @@ class ProcessServer(Kind):
         if foreign is not None:
             self._demand_adoption(foreign)
         takes = {"name": server.name, "wait": args.stop_wait}
-        stop: list[Call] = []
+        stop: list[Call[Any]] = []
         if foreign is not None:
             whom = {"name": server.name, "pid": foreign["pid"], "start": foreign["start"], "port": server.port}
             stop.append(Call("process.adopt", whom))
@@ -162,7 +163,7 @@ class ProcessServer(Kind):
         if server.launch is None:
             return self._as_it_runs(now, stop, again, theirs)
         running = now["argv"] if alive else foreign["argv"] if foreign is not None else ()
-        argv = self.argv(serverargv.value(running, serverargv.DRAFTER))
+        argv = self.argv(command_line.value(running, command_line.DRAFTER))
         steps = Steps()
         self.files(steps, argv)
         if args.state == "started" and now["state"] == "running" and self._same(now, argv) and not steps.calls:
@@ -178,7 +179,7 @@ class ProcessServer(Kind):
         return Change(summary, calls, undo, again, diffs=tuple(steps.diffs))
 
     def _as_it_runs(
-        self, now: Mapping[str, Any], stop: list[Call], again: tuple[Call, ...], theirs: list[str]
+        self, now: Mapping[str, Any], stop: list[Call[Any]], again: tuple[Call, ...], theirs: list[str]
     ) -> Change | None:
         """The inventory says nothing of the command: the one that runs is started again."""
         args, name = self.args, self.server.name
@@ -292,7 +293,7 @@ class UnitServer(Kind):
 
     def _in_service(self) -> str | None:
         """The draft model that the launch file names now."""
-        return serverargv.value(plan_of.words_in(self.known[LAUNCH].body), serverargv.DRAFTER)
+        return command_line.value(plan_of.words_in(self.known[LAUNCH].body), command_line.DRAFTER)
 
 
 class ContainerServer(Kind):

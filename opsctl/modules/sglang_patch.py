@@ -8,15 +8,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from opsctl import patchfiles
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import Conflict, RemoteError, UsageError
 from opsctl.modules.contract import Change, FileDiff, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
-from opsctl.sglang import patching, patchset, reverting
-from opsctl.sglang.patches import Patch, Status
-from opsctl.sglang.patching import Looked, Place
-from opsctl.sglang.patchset import Entry, FileEdit, Plan
+from opsctl.sglang.patches import Patch, Status, patching, patchset, reverting
+from opsctl.sglang.patches.patching import Looked, Place
+from opsctl.sglang.patches.patchset import Entry, FileEdit, Plan
 from opsctl.text import few, printable
+from opsctl.wire.protocol import Call, Reply
 
 
 class SglangPatchArgs(ModuleArgs):
@@ -68,7 +67,7 @@ class SglangPatch(Module[SglangPatchArgs]):
   sglang_patch: {state: reverted}
 """
 
-    def observe(self, args: SglangPatchArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: SglangPatchArgs, site: Site) -> Sequence[Call[Any]]:
         own, place = _own(args, site), _place(args, site)
         calls = [patching.request(place, args.patches or (), args.target, patchset.files(own.states))]
         if args.state == "reverted":
@@ -77,7 +76,7 @@ class SglangPatch(Module[SglangPatchArgs]):
             calls.append(patching.trying(_root(place, site), [diff.text for diff in own.diffs]))
         return calls
 
-    def plan(self, args: SglangPatchArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: SglangPatchArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         looked = patching.received(seen[0])
         if args.state == "reverted":
             names, edits = _reverted(args, looked, seen, site)
@@ -98,7 +97,7 @@ class SglangPatch(Module[SglangPatchArgs]):
         return _change(f"apply {few(names)}", looked, found.edits, call)
 
     def result(
-        self, args: SglangPatchArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: SglangPatchArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         looked = patching.received(seen[0])
         serving = [r.pid for r in looked.running if r.package == looked.package]
@@ -140,7 +139,7 @@ def _root(place: Place, site: Site) -> str:
     return place.root
 
 
-def _planned(args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply], site: Site) -> Plan:
+def _planned(args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply[Any]], site: Site) -> Plan:
     own = _own(args, site)
     diffs = [diff.name for diff in own.diffs]
     names = [name for name in args.patches or () if name not in diffs]
@@ -152,7 +151,7 @@ def _planned(args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply], site:
 
 
 def _reverted(
-    args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply], site: Site
+    args: SglangPatchArgs, looked: Looked, seen: Sequence[Reply[Any]], site: Site
 ) -> tuple[tuple[str, ...], tuple[FileEdit, ...]]:
     states = _own(args, site).states
     known = patching.chosen(looked.tree, (), (), states)
@@ -203,7 +202,7 @@ def _demand_served(args: SglangPatchArgs, looked: Looked) -> None:
         )
 
 
-def _change(what: str, looked: Looked, edits: Sequence[FileEdit], call: Call) -> Change:
+def _change(what: str, looked: Looked, edits: Sequence[FileEdit], call: Call[Any]) -> Change:
     stuck = [e.path for e in edits if looked.tree.inside(e.path) in looked.readonly]
     if stuck:
         raise RemoteError(

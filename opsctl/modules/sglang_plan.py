@@ -12,15 +12,15 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import Field, model_validator
 
-from opsctl.agent.readiness import STALL_SECONDS
-from opsctl.agent.serverargv import DEFAULT_PORT
+from opsctl.agent.server.readiness import STALL_SECONDS
 from opsctl.errors import UsageError
 from opsctl.localfiles import read_text
 from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Text, reveal
 from opsctl.schema_types import Duration
 from opsctl.secret import Secret
-from opsctl.sglang import command, flags
+from opsctl.sglang.server import command, flags
+from opsctl.wire.command_line import DEFAULT_PORT
 
 
 class ServerArgs(ModuleArgs):

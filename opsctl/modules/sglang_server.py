@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.modules import sglang_plan as plan_of
 from opsctl.modules.content import look
 from opsctl.modules.contract import Change, Module, Site
@@ -22,6 +21,7 @@ from opsctl.modules.sglang_kinds import (
 )
 from opsctl.modules.sglang_plan import Server, ServerArgs
 from opsctl.secret import Secret
+from opsctl.wire.protocol import Call, Reply
 
 
 class SglangServer(Module[ServerArgs]):
@@ -48,24 +48,24 @@ class SglangServer(Module[ServerArgs]):
   sglang_server: {state: stopped}
 """
 
-    def observe(self, args: ServerArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: ServerArgs, site: Site) -> Sequence[Call[Any]]:
         return tuple(_questions(args, plan_of.server(site, args.drafter)).values())
 
-    def plan(self, args: ServerArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: ServerArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         server = plan_of.server(site, args.drafter)
         known = dict(zip(_questions(args, server), seen, strict=True))
         kind = UnitServer if server.unit else ContainerServer if server.container else ProcessServer
         return kind(args, server, site, known).change()
 
     def result(
-        self, args: ServerArgs, seen: Sequence[Reply], done: Sequence[Reply] | None, site: Site
+        self, args: ServerArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
     ) -> dict[str, Any]:
         ready = done[-1].result if done and args.state != "stopped" else {}
         return {key: ready[key] for key in ("seconds", "phases") if key in ready}
 
 
-def _questions(args: ServerArgs, server: Server) -> dict[str, Call]:
-    asked: dict[str, Call] = {}
+def _questions(args: ServerArgs, server: Server) -> dict[str, Call[Any]]:
+    asked: dict[str, Call[Any]] = {}
     if server.container is not None:
         asked["container"] = Call("container.look", {"name": server.container})
     elif server.unit is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import UsageError
 from opsctl.localfiles import read_text
 from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.fields import HostPath
+from opsctl.wire.protocol import Call, Reply
 
 
 class TemplateArgs(Placed):
@@ -34,11 +35,11 @@ class Template(Module[TemplateArgs]):
   template: {src: greeting.txt.j2, dest: "{{ scratch }}/greeting.txt", mode: "0600"}
 """
 
-    def observe(self, args: TemplateArgs, site: Site) -> Sequence[Call]:
+    def observe(self, args: TemplateArgs, site: Site) -> Sequence[Call[Any]]:
         _rendered(args, site)  # a mistake in the template is told before any host is touched
         return (look(args.dest, args.follow, whom=args.whom()),)
 
-    def plan(self, args: TemplateArgs, seen: Sequence[Reply], site: Site) -> Change | None:
+    def plan(self, args: TemplateArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         rendered = _rendered(args, site)
         return place(args.dest, rendered.encode(), seen[0], args, site, args.secret or holds_secret(rendered))
 

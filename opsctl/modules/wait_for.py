@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text
 from opsctl.modules.sealed import seal_headers
 from opsctl.schema_types import Duration
 from opsctl.text import one_line
+from opsctl.wire.protocol import Call
 
 MARGIN = 30.0  # seconds by which the host may be late with its own deadline
 
@@ -110,7 +110,7 @@ class WaitFor(Action[WaitArgs]):
         return Outcome(values=reply.result, measures={"seconds": reply.result["seconds"]})
 
 
-def call_of(args: WaitArgs) -> Call:
+def call_of(args: WaitArgs) -> Call[Any]:
     """The agent call that does the waiting."""
     common: dict[str, Any] = {"timeout": args.timeout}
     if args.while_alive is not None:

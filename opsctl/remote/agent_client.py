@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from opsctl import answers
-from opsctl.agent import limits
-from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 from opsctl.errors import Conflict, Damaged, Locked, OpsctlError, RemoteError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat, shapes
 from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line, size
+from opsctl.wire import limits
+from opsctl.wire.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 
 OnProgress = Callable[[Any, bytes], None]
 PING_AFTER = 15.0  # seconds of silence after which a waiting controller asks whether the agent is there
@@ -34,14 +34,14 @@ class Pending:
 
     client: AgentClient
     number: int
-    call: Call
+    call: Call[Any]
     on_progress: OnProgress | None = None
-    outcome: Reply | OpsctlError | None = None
+    outcome: Reply[Any] | OpsctlError | None = None
     news: list[tuple[Any, bytes, int]] = field(default_factory=list)  # progress not yet handed on, and its size
     waiting: int = 0  # bytes of news
     told: int = 0  # bytes of the headers of all progress so far, and of bodies that nobody wants
 
-    def wait(self, timeout: float | None = None) -> Reply:
+    def wait(self, timeout: float | None = None) -> Reply[Any]:
         """The reply. Raises RemoteError (kind timeout after `timeout` seconds), Locked, Unreachable."""
         outcome = self.client.wait(self, timeout)
         if isinstance(outcome, OpsctlError):
@@ -65,7 +65,7 @@ class AgentClient:
     def __init__(self, stream: Stream, name: str, user: str | None = None) -> None:
         self._stream, self._name, self._user = stream, name, user
         self._spoke = False
-        self._known = {*bundle.CORE, "loader"}
+        self._known = {bundle.LOADER, *bundle.CORE}
         self._sending, self._reading = threading.Lock(), threading.Lock()
         self._changed = threading.Condition()
         self._pending: dict[int, Pending] = {}
@@ -83,7 +83,7 @@ class AgentClient:
 
     def send(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[Call[Any]],
         *,
         after: Iterable[Pending] = (),
         on_progress: OnProgress | None = None,
@@ -111,10 +111,10 @@ class AgentClient:
         """Have the agent mask these values from now on. That it is lost is for those to notice who wait for it."""
         if values:
             with self._sending, contextlib.suppress(OpsctlError):
-                load = bundle.load_frames([Call("masking.learn"), Call("secret_values")], self._known)
+                load = bundle.load_modules(("wire.masking", "wire.secret_values"), self._known)
                 self._write(load + frame({"secrets": sorted(values)}))
 
-    def send_files(self, call: Call, ranges: Sequence[tuple[str, int, int]]) -> Pending:
+    def send_files(self, call: Call[Any], ranges: Sequence[tuple[str, int, int]]) -> Pending:
         """Send a call with ranges of files (path, start, count) as its body.
 
         Raises UsageError: one cannot be read, or is shorter by now. Then the agent is of no use any more.
@@ -152,7 +152,7 @@ class AgentClient:
         finally:
             os.close(file)
 
-    def wait(self, pending: Pending, timeout: float | None) -> Reply | OpsctlError:
+    def wait(self, pending: Pending, timeout: float | None) -> Reply[Any] | OpsctlError:
         """The outcome of a call, reading for everybody meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -342,7 +342,7 @@ class AgentClient:
     def _bring(self, module: Any) -> None:
         """Send a module that the agent asked for (undo calls of an earlier run need what this run did not load)."""
         self._brought += 1
-        if not isinstance(module, str) or not module.isidentifier() or self._brought > limits.NEEDS:
+        if not isinstance(module, str) or not bundle.MODULE.fullmatch(module) or self._brought > limits.NEEDS:
             raise ProtocolError(f"it needs {one_line(repr(module), 80)}, after {self._brought - 1} other modules")
         with self._sending, contextlib.suppress(OpsctlError):
             self._known.update(bundle.needs(module))

@@ -14,16 +14,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.protocol import Call, frame
+from opsctl.wire.areas import module_of
+from opsctl.wire.protocol import Call, frame
 
-CORE = ("protocol", "calls", "statedir", "durable", "main")  # what every host gets; `loader` goes in front
+# What every host gets, and the loader in front of it.
+CORE = (
+    *("wire.protocol", "wire.areas", "agent.core.dispatch"),
+    *("agent.core.statedir", "agent.core.durable", "agent.core.main"),
+)
+LOADER = "agent.core.loader"
+MODULE = re.compile(r"(agent\.[a-z0-9_]+|wire)\.[a-z0-9_]+")  # a name that an agent may ask for
 PYTHONS = (
     *("python3", "/usr/bin/python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9", "python3.8"),
     "/usr/libexec/platform-python",
 )
 NO_PYTHON = "opsctl: no python"  # on standard error, when none of PYTHONS will do
-_AGENT = Path(__file__).parents[1] / "agent"  # not importlib.resources: it takes 10 ms to load
-_IMPORT = re.compile(r"^[ \t]*from opsctl\.agent(?:\.(\w+))? import (\([^)]*\)|[^\n#]+)", re.M)
+_PACKAGE = Path(__file__).parents[1]  # not importlib.resources: it takes 10 ms to load
+_IMPORT = re.compile(r"^[ \t]*from opsctl\.((?:agent|wire)[.\w]*) import (\([^)]*\)|[^\n#]+)", re.M)
 _DOCSTRING = re.compile(r'^([ \t]*)"""[^"]*(?:"(?!"")[^"]*)*"""[ \t]*$', re.M)
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.M)
 # What every agent needs of the standard library; and what many need besides, which is loaded while the agent's own
@@ -53,17 +60,21 @@ def command(size: int, python: str | None) -> str:
     return f"/bin/sh -c {shlex.quote(script)}"
 
 
-def boot(config: dict[str, Any], entry: str = "main") -> bytes:
+def boot(config: dict[str, Any], entry: str = "agent.core.main") -> bytes:
     """The compressed agent, for the standard input of `command(len(...))`."""
     return _compressed(entry, repr(config))
 
 
-def load_frames(calls: Iterable[Call], known: set[str]) -> bytes:
+def load_frames(calls: Iterable[Call[Any]], known: set[str]) -> bytes:
     """A frame with the modules that `calls` need and that are not in `known`, which they are added to."""
+    return load_modules((module for call in calls for module in _needed_by(call)), known)
+
+
+def load_modules(modules: Iterable[str], known: set[str]) -> bytes:
+    """The same for modules, by name, and all that they import."""
     wanted: dict[str, None] = {}
-    for call in calls:
-        for area in _areas(call):
-            wanted.update((module, None) for module in needs(area) if module not in known)
+    for module in modules:
+        wanted.update((needed, None) for needed in needs(module) if needed not in known)
     known.update(wanted)
     return load_frame(tuple(wanted)) if wanted else b""
 
@@ -90,15 +101,13 @@ def needs(module: str) -> tuple[str, ...]:
     return (*found, module)
 
 
-def _areas(call: Call) -> Iterator[str]:
-    area = call.name.partition(".")[0]
-    yield area
-    if area in ("journal", "supervise"):
-        yield "redact"  # for what they write: see masking
+def _needed_by(call: Call[Any]) -> Iterator[str]:
+    names = [call.name]
     for key in ("calls", "undo", "settle"):  # calls within calls: journal.apply, supervise.start
-        for nested in call.args.get(key) or ():
-            if isinstance(nested, list | tuple):
-                yield str(nested[0]).partition(".")[0]
+        names += [str(nested[0]) for nested in call.args.get(key) or () if isinstance(nested, list | tuple)]
+    yield from filter(None, map(module_of, names))
+    if call.name.partition(".")[0] in ("journal", "supervise"):
+        yield "wire.redact"  # for what they write: see masking
 
 
 def _imports(text: str) -> Iterator[str]:
@@ -107,14 +116,17 @@ def _imports(text: str) -> Iterator[str]:
     By pattern and not by `ast`: that costs a tenth of the time, and in CPython 3.11 `ast.parse` fails now and then when
     two threads are in it (python/cpython#106905).
     """
-    for module, names in _IMPORT.findall(text):
-        found = [module] if module else [name.split()[0] for name in names.strip("()").split(",") if name.strip()]
-        yield from (name for name in found if name != "loader")
+    for where, names in _IMPORT.findall(text):
+        inside = [f"{where}.{name.split()[0]}" for name in names.strip("()").split(",") if name.strip()]
+        yield from (name for name in ([where] if _path(where) else inside) if name != LOADER)
 
 
+@cache
 def _path(module: str) -> Path | None:
-    path = _AGENT / f"{module}.py"
-    return path if module.isidentifier() and path.is_file() else None
+    if not MODULE.fullmatch(module):
+        return None
+    path = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    return path if path.is_file() else None
 
 
 @cache
@@ -142,12 +154,12 @@ def _sent(module: str) -> bytes:
 @cache
 def _dictionary() -> bytes:
     """The source that every agent has from its start: with it the rest is a sixth smaller on its way."""
-    return b"".join(_sent(name) for name in ("loader", *CORE))
+    return b"".join(_sent(name) for name in (LOADER, *CORE))
 
 
 @cache
 def _compressed(entry: str, config: str) -> bytes:
     # A supervisor is started with the same loader, so it is among the modules too.
-    modules = {name: _sent(name).decode() for name in ("loader", *CORE)}
-    text = f"{modules['loader']}\nboot({modules!r}, {entry!r}, i, {config})\n"
+    modules = {name: _sent(name).decode() for name in (LOADER, *CORE)}
+    text = f"{modules[LOADER]}\nboot({modules!r}, {entry!r}, i, {config})\n"
     return zlib.compress(text.encode(), 9)

@@ -6,15 +6,15 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import OpsctlError, Unreachable
 from opsctl.remote import become, bundle, heartbeat, ssh_config, tcp
 from opsctl.remote.agent_client import AgentClient, OnProgress, Pending
 from opsctl.remote.local import LocalStream
 from opsctl.remote.spec import ConnectionSpec
 from opsctl.remote.stream import Stream
+from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
     import httpx
@@ -82,11 +82,13 @@ class RemoteHost:
             for agent in self._agents.values():
                 agent.tell_secrets(new)
 
-    def call(self, call: Call, *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply:
+    def call(
+        self, call: Call[Any], *, timeout: float | None = None, on_progress: OnProgress | None = None
+    ) -> Reply[Any]:
         """One call, one round trip. Raises RemoteError, Locked, Unreachable."""
         return self.send([call], on_progress=on_progress)[0].wait(timeout)
 
-    def batch(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply]:
+    def batch(self, calls: Sequence[Call[Any]], *, timeout: float | None = None) -> list[Reply[Any]]:
         """Independent calls, one round trip, run side by side. Raises the first error once all have ended."""
         replies = self.outcomes(calls, timeout=timeout)
         for reply in replies:
@@ -94,9 +96,9 @@ class RemoteHost:
                 raise reply
         return [reply for reply in replies if isinstance(reply, Reply)]
 
-    def outcomes(self, calls: Sequence[Call], *, timeout: float | None = None) -> list[Reply | OpsctlError]:
+    def outcomes(self, calls: Sequence[Call[Any]], *, timeout: float | None = None) -> list[Reply[Any] | OpsctlError]:
         """As `batch`, with an error in the place of each call that failed. Raises Unreachable."""
-        found: list[Reply | OpsctlError] = []
+        found: list[Reply[Any] | OpsctlError] = []
         for pending in self.send(calls):
             try:
                 found.append(pending.wait(timeout))
@@ -108,7 +110,7 @@ class RemoteHost:
 
     def send(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[Call[Any]],
         *,
         after: Iterable[Pending] = (),
         on_progress: OnProgress | None = None,
@@ -129,7 +131,7 @@ class RemoteHost:
         """
         import time
 
-        from opsctl.agent.proc import KEEP, Output
+        from opsctl.agent.process.commands import KEEP, Output
 
         stream = self.stream(command)
         deadline = time.monotonic() + timeout

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opsctl.agent.protocol import Call, Reply
+from opsctl.wire.protocol import Call, Reply
 
 
 def apply(
     run: str,
     seq: int,
     task: Any,
-    calls: Sequence[Call],
-    undo: Sequence[Call] | None = (),
-    settle: Sequence[Call] = (),
+    calls: Sequence[Call[Any]],
+    undo: Sequence[Call[Any]] | None = (),
+    settle: Sequence[Call[Any]] = (),
     shows: Sequence[str] = (),
-) -> Call:
+) -> Call[Any]:
     """One journaled step as one call. Undo and settle calls are kept on the host and cannot have bodies.
 
     shows: paths of files whose content is no secret: what an undo would make of them may be shown.
@@ -28,18 +28,18 @@ def supervise(
     run: str,
     seq: int,
     task: Any,
-    calls: Sequence[Call],
-    undo: Sequence[Call] | None,
-    settle: Sequence[Call],
+    calls: Sequence[Call[Any]],
+    undo: Sequence[Call[Any]] | None,
+    settle: Sequence[Call[Any]],
     confirm_within: float,
     shows: Sequence[str] = (),
-) -> Call:
+) -> Call[Any]:
     """A step that the host takes back, with the whole run, unless it is confirmed in time."""
     args, body = _step(run, seq, task, calls, undo, settle, shows)
     return Call("supervise.start", {**args, "confirm_within": confirm_within}, body)
 
 
-def replies(reply: Reply) -> list[Reply]:
+def replies(reply: Reply[Any]) -> list[Reply]:
     """The replies of a step's own calls, from the reply to `apply` or an applied `supervise`."""
     found, start = [], 0
     for result, length in reply.result["replies"]:
@@ -52,9 +52,9 @@ def _step(
     run: str,
     seq: int,
     task: Any,
-    calls: Sequence[Call],
-    undo: Sequence[Call] | None,
-    settle: Sequence[Call],
+    calls: Sequence[Call[Any]],
+    undo: Sequence[Call[Any]] | None,
+    settle: Sequence[Call[Any]],
     shows: Sequence[str],
 ) -> tuple[dict[str, Any], bytes]:
     args = {
@@ -69,7 +69,7 @@ def _step(
     return args, b"".join(call.body for call in calls)
 
 
-def _bare(calls: Sequence[Call]) -> list[list[Any]]:
+def _bare(calls: Sequence[Call[Any]]) -> list[list[Any]]:
     if any(call.body for call in calls):
         raise ValueError("undo and settle calls cannot have bodies: keep bytes among the step's blobs")
     return [[call.name, call.args] for call in calls]

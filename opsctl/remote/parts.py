@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from opsctl.agent.chunking import BLOCK
-from opsctl.agent.protocol import Call
 from opsctl.errors import Unreachable
 from opsctl.remote import agent_client
 from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.chunking import BLOCK
+from opsctl.wire.protocol import Call
 
 # Bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream. A cut loses what is on
 # its way; half the size takes the host a tenth more processor time, and three of those at a time a fifth.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from opsctl.agent.protocol import Reply
 from opsctl.answers import fitting
 from opsctl.errors import OpsctlError, RemoteError
 from opsctl.text import one_line
+from opsctl.wire.protocol import Reply
 
 
 class _Kind(TypedDict):
@@ -18,7 +18,7 @@ class _Kind(TypedDict):
 
 
 class State(_Kind, total=False):
-    """How a path is: agent/filestate.py."""
+    """How a path is: agent/files/state.py."""
 
     mode: int
     uid: int
@@ -42,7 +42,7 @@ class Part(TypedDict):
 
 
 class Answered(TypedDict):
-    """An answer of a server: agent/http.py."""
+    """An answer of a server: agent/core/http_request.py."""
 
     status: int
     headers: dict[str, str]
@@ -83,7 +83,7 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def checked(call: str, reply: Reply, host: str) -> Reply | OpsctlError:
+def checked(call: str, reply: Reply[Any], host: str) -> Reply | OpsctlError:
     """The reply, or the error that it is where it has another shape than it must have."""
     try:
         if call in SHAPES:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from opsctl.report.html import Cell, Page, Tone
-from opsctl.sglang import timeline
-from opsctl.sglang.lives import Start
-from opsctl.sglang.timeline import Summary
+from opsctl.sglang.logs import timeline
+from opsctl.sglang.logs.lives import Start
+from opsctl.sglang.logs.timeline import Summary
 from opsctl.text import duration, one_line, size
 
 _MOST_EVENTS = 200

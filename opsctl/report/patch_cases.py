@@ -7,7 +7,7 @@ import os
 from opsctl.errors import Place
 from opsctl.report.findings import Finding, Status
 from opsctl.sglang import patches
-from opsctl.sglang.patchset import Entry, Report
+from opsctl.sglang.patches.patchset import Entry, Report
 
 _STATUS: dict[patches.Status, Status] = {
     patches.Status.UPSTREAM: "passed",

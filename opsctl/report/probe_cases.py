@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from opsctl.errors import Place
 from opsctl.report.findings import Finding, Status
-from opsctl.sglang.gates import Outcome
-from opsctl.sglang.probe_findings import Finding as Noticed
-from opsctl.sglang.probe_findings import Severity
+from opsctl.sglang.probe.gates import Outcome
+from opsctl.sglang.probe.probe_findings import Finding as Noticed
+from opsctl.sglang.probe.probe_findings import Severity
 
 _STATUS: dict[Severity, Status] = {Severity.NOTE: "noted", Severity.WARNING: "warned", Severity.ERROR: "failed"}
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opsctl.agent import serverargv
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import UsageError
-from opsctl.gpu import gathered, wanted
+from opsctl.gpu import wanted
 from opsctl.gpu.profile import record
-from opsctl.sglang.gather import Ask, choose, port_of
+from opsctl.gpu.read import gathered
+from opsctl.sglang.diagnosis.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
+from opsctl.wire import command_line
+from opsctl.wire.protocol import Call, Reply
 
 
 def look(ask: Ask, port: int | None = None) -> Found:
@@ -51,9 +52,9 @@ def look(ask: Ask, port: int | None = None) -> Found:
 
 def _closer(ask: Ask, found: Found, notes: list[str]) -> Found:
     """The state of the checkout, the name of the container, and whether opsctl itself started the server."""
-    asked: dict[str, Call] = {}
+    asked: dict[str, Call[Any]] = {}
     if found.server:
-        asked["record"] = Call("process.status", {"name": f"sglang-{serverargv.port(found.server.argv)}"})
+        asked["record"] = Call("process.status", {"name": f"sglang-{command_line.port(found.server.argv)}"})
     if found.checkout:
         asked["git"] = Call("git.look", {"path": found.checkout.path})
     if found.server and found.server.container:
@@ -126,7 +127,9 @@ def _running(found: Found, process: Mapping[str, Any]) -> Found:
 
 def _command(process: Mapping[str, Any]) -> Iterator[str]:
     """The server's command, its models and what else is plainly a path made absolute: opsctl works in other folders."""
-    models = dict.fromkeys(serverargv.MODEL, process["model"]) | dict.fromkeys(serverargv.DRAFTER, process["drafter"])
+    models = dict.fromkeys(command_line.MODEL, process["model"]) | dict.fromkeys(
+        command_line.DRAFTER, process["drafter"]
+    )
     flag = ""
     for n, word in enumerate(process["argv"]):
         if word.startswith("--"):
@@ -172,9 +175,9 @@ def environment_of(python: str) -> str | None:
     return root if leaf == "bin" and name.startswith("python") and root not in ("", "/", "/usr", "/usr/local") else None
 
 
-def _named(*replies: Reply | Exception) -> Sequence[tuple[str, Reply | Exception]]:
+def _named(*replies: Reply[Any] | Exception) -> Sequence[tuple[str, Reply | Exception]]:
     return list(zip(("servers", "files", "GPUs"), replies, strict=True))
 
 
-def _result(reply: Reply | Exception, otherwise: Any) -> Any:
+def _result(reply: Reply[Any] | Exception, otherwise: Any) -> Any:
     return otherwise if isinstance(reply, Exception) else reply.result

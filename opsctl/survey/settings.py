@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.agent.serverargv import DEFAULT_PORT
-from opsctl.sglang import launch
-from opsctl.sglang.command import SPELLINGS, as_flags
+from opsctl.sglang.server import launch
+from opsctl.sglang.server.command import SPELLINGS, as_flags
 from opsctl.survey.found import Found, Running
 from opsctl.survey.look import environment_of
+from opsctl.wire.command_line import DEFAULT_PORT
 
 # Speculation as the EAGLE-3 papers and model cards use it, where no server shows what the host is used to.
 USUAL_FLAGS: Mapping[str, Any] = {

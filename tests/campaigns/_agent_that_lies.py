@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, count, repeat
 
-from opsctl.agent.protocol import LENGTHS, MAX_BODY, MAX_HEADER, read_frame
+from opsctl.wire.protocol import LENGTHS, MAX_BODY, MAX_HEADER, read_frame
 
 COMMANDS = "\x1b]0;owned\x07\n::error::no\n  ::add-mask::a\n##vso[task.x]\rsection_start:1:a\x1b[0K"
 

@@ -11,10 +11,11 @@ import json
 import sys
 from typing import Any
 
-from opsctl.agent import calls, limits
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.core import dispatch
 from opsctl.cli.main import run
 from opsctl.text import printable
+from opsctl.wire import limits
+from opsctl.wire.protocol import AgentError, Context
 
 
 def main(tick: float, kind: str, *words: str) -> int:
@@ -25,7 +26,7 @@ def main(tick: float, kind: str, *words: str) -> int:
         return run(list(words))
     arguments: dict[str, Any] = json.loads(words[1])
     try:
-        reply = calls.invoke(words[0], arguments, Context())
+        reply = dispatch.invoke(words[0], arguments, Context())
     except AgentError as error:
         print(f"error: {printable(error.message)}", file=sys.stderr)  # as the controller shows it
         return 4

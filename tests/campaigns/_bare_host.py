@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from opsctl.agent import flocks
+from opsctl.agent.core import flocks
 from tests.campaigns.damages import tree
 from tests.sshd import Sshd
 from tests.story.conftest import HERE, Said

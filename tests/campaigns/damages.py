@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent import files, history, journal, runlog
-from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.agent.core import history, journal, runlog
+from opsctl.agent.files import changes
 from opsctl.remote import journal as wire
+from opsctl.wire.protocol import AgentError, Call, Context
 from tests.campaigns.campaign import Case
 from tests.remote.steps import RUN, writing
 
@@ -62,20 +63,20 @@ def ended(box: Path) -> None:
 def killed(box: Path) -> None:
     """Cut off after the last change was made, before it was marked."""
     _steps(box, 3)
-    made = files.mkdir
+    made = changes.mkdir
 
     def dying(call: Context, path: str, keep: str) -> None:
         made(call, path, keep=keep)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    files.CALLS["mkdir"] = dying
+    changes.CALLS["mkdir"] = dying
     _step(box, 4)
 
 
 def half_undone(box: Path) -> None:
     """A rollback was cut off when it had taken back the last two steps."""
     ended(box)
-    restored, count = files.CALLS["restore"], 0
+    restored, count = changes.CALLS["restore"], 0
 
     def dying(call: Context, path: str, keep: str) -> Any:
         nonlocal count
@@ -84,7 +85,7 @@ def half_undone(box: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return restored(call, path, keep)
 
-    files.CALLS["restore"] = dying
+    changes.CALLS["restore"] = dying
     journal.rollback(Context(), RUN)
 
 

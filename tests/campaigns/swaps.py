@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from opsctl.agent import files
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.files import changes
+from opsctl.wire.protocol import AgentError
 from tests.campaigns.campaign import Case
 from tests.modules.test_files import Step, snapshot
 
@@ -68,11 +68,11 @@ def _change(rng: random.Random, theirs: Path, step: Path) -> None:
     path = str(rng.choice((theirs, theirs / "d")) / f"f{rng.randrange(3)}")
     call, args = rng.choice(
         (
-            (files.write, {"path": path, "mode": 0o600, "owner": "0"}),
-            (files.attributes, {"path": path, "mode": 0o640}),
-            (files.mkdir, {"path": path + "-new/a"}),
-            (files.link, {"path": path + "-link", "target": "x"}),
-            (files.remove, {"path": path}),
+            (changes.write, {"path": path, "mode": 0o600, "owner": "0"}),
+            (changes.attributes, {"path": path, "mode": 0o640}),
+            (changes.mkdir, {"path": path + "-new/a"}),
+            (changes.link, {"path": path + "-link", "target": "x"}),
+            (changes.remove, {"path": path}),
         )
     )
     kept = Step(step, SECRET)
@@ -80,7 +80,7 @@ def _change(rng: random.Random, theirs: Path, step: Path) -> None:
         call(kept, keep="0", **args)
     if rng.random() < 0.5:
         with contextlib.suppress(AgentError):
-            files.restore(kept, str(args["path"]), "0")
+            changes.restore(kept, str(args["path"]), "0")
 
 
 def _attack(theirs: str, secret: str, outside: str) -> None:

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from opsctl import localfiles, modules, patchfiles
-from opsctl.agent import arrival, releases, survey
+from opsctl.agent.source import survey
+from opsctl.agent.stage import receive, releases
 from opsctl.drafter import compare
 from opsctl.engine import known, loader
 from opsctl.errors import OpsctlError
-from opsctl.gpu import bundle
+from opsctl.gpu.read import bundle
 from opsctl.modules.contract import Module
 from opsctl.remote import login
 from opsctl.remote.ssh_config import Hop
 from opsctl.secret_sources import _from_file
-from opsctl.sglang.prompts import read_prompts
+from opsctl.sglang.probe.prompts import read_prompts
 from opsctl.yaml_source import Place, read_yaml
 from tests.modules.conftest import site
 from tests.sshd import keygen
@@ -87,10 +88,10 @@ def test_a_key_or_certificate_that_is_none_is_passed_by_and_told(tmp_path: Path)
 
 
 def test_what_arrived_and_what_a_release_holds_is_not_read_from_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(arrival.notes(str(tmp_path)))
+    os.mkfifo(receive.notes(str(tmp_path)))
     os.mkfifo(tmp_path / releases.BLOCKS)
     (tmp_path / releases.MANIFEST).write_text('{"digest": "", "files": {}}')
-    assert arrival.noted(str(tmp_path)) == []
+    assert receive.noted(str(tmp_path)) == []
     assert releases.blocks({"path": str(tmp_path), "files": {}}) == []
 
 

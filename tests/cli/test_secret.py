@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent.secret_names import holds_secret
-from opsctl.agent.secret_values import Known
 from opsctl.secret import MASK, Secret, mask
 from opsctl.text import one_line, printable
+from opsctl.wire.secret_names import holds_secret
+from opsctl.wire.secret_values import Known
 
 WORD = "qJ7xK2mVw9"  # stands in each value, and in no text around it
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from opsctl.agent import journal, limits, protocol
+from opsctl.agent.core import journal
+from opsctl.wire import limits, protocol
 
 EXPLANATIONS = Path(__file__).parents[2] / "docs" / "explanation"
 

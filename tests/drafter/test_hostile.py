@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent import torchfile, torchpickle
-from opsctl.agent.checkpoint import gather, has_nonfinite
-from opsctl.agent.protocol import Context
-from opsctl.agent.safetensors import Damaged, header_length, parse
+from opsctl.agent.checkpoint import torchfile, torchpickle
+from opsctl.agent.checkpoint.reading import gather, has_nonfinite
+from opsctl.agent.checkpoint.safetensors import Damaged, header_length, parse
 from opsctl.cli.main import run
+from opsctl.wire.protocol import Context
 from tests.drafter import build
 from tests.drafter.build import safetensors
 from tests.drafter.conftest import Judge

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import Call, Reply
-from opsctl.agent.safetensors import header_length
+from opsctl.agent.checkpoint.safetensors import header_length
 from opsctl.drafter.folder import here, open_folder, read_config
 from opsctl.drafter.judge import Judgement
 from opsctl.drafter.verdict import Verdict
 from opsctl.errors import RemoteError
+from opsctl.wire.protocol import Call, Reply
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
 from tests.drafter.conftest import Judge

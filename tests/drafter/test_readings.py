@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import stagesource
-from opsctl.agent.chunking import CHUNK
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.stage import source_files
+from opsctl.wire.chunking import CHUNK
+from opsctl.wire.protocol import AgentError, Context
 
 LONG_AGO = 1_700_000_000_000_000_000
 
@@ -37,7 +37,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def digests(file: Path, cancelled: Callable[[], bool] = lambda: False) -> list[str]:
-    return [digest for _, _, digest in stagesource.read(Reading(cancelled), str(file.parent)).files[file.name]]
+    return [digest for _, _, digest in source_files.read(Reading(cancelled), str(file.parent)).files[file.name]]
 
 
 def spoil(file: Path, at: int) -> None:
@@ -54,7 +54,7 @@ def spoil(file: Path, at: int) -> None:
 def test_an_interrupted_reading_goes_on_where_it_was(
     weights: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stagesource, "WORKERS", 2)  # so that the last chunk is not read together with the first
+    monkeypatch.setattr(source_files, "WORKERS", 2)  # so that the last chunk is not read together with the first
 
     def first_chunk_is_noted() -> bool:
         return any(path.read_bytes().count(b"]") for path in state.glob("digests/*"))
@@ -114,12 +114,12 @@ def test_what_was_read_of_another_file_is_not_remembered_of_this_one(weights: Pa
             other.rename(weights)
         return False
 
-    folder = stagesource.outline(str(weights.parent))
+    folder = source_files.outline(str(weights.parent))
     if when == "before it is read":
         weights.rename(aside)
         other.rename(weights)
     with pytest.raises(AgentError, match="changed while"):
-        stagesource.finish(Reading(swap if when == "while it is read" else lambda: False), folder)
+        source_files.finish(Reading(swap if when == "while it is read" else lambda: False), folder)
     weights.rename(other)
     aside.rename(weights)
     assert digests(weights) == before

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from opsctl.agent.protocol import Call
 from opsctl.engine.connections import Connections
 from opsctl.engine.fleet import Fleet
 from opsctl.engine.session import RunInfo
 from opsctl.errors import RemoteError, Unreachable
 from opsctl.inventory import load
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import Call
 from tests.engine.world import Project
 from tests.sshd import eventually
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from opsctl.agent import gpu as agent
-from opsctl.agent.protocol import Context
-from opsctl.gpu import gathered
+from opsctl.agent.gpu import gather as agent
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import Evidence
+from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
+from opsctl.wire.protocol import Context
 
 
 class FakeHost:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opsctl.gpu import capture
 from opsctl.gpu.judge import HostReport, judge
+from opsctl.gpu.read import capture
 from opsctl.gpu.settings import Settings
 
 DATA = Path(__file__).parent.parent / "data" / "gpu"

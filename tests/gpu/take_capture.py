@@ -11,8 +11,8 @@ import socket
 import sys
 from pathlib import Path
 
-from opsctl.gpu import gathered
 from opsctl.gpu.judge import judge
+from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
 from opsctl.remote.host import connect
 from opsctl.remote.spec import ConnectionSpec

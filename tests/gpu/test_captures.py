@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.gpu import capture, klog
+from opsctl.gpu.read import capture, klog
 from tests.gpu.judging import DATA, report, text_of
 
 EXPECTED = json.loads((DATA / "expected.json").read_text())["files"]

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opsctl.errors import Unreadable, UsageError
-from opsctl.gpu import smi_text, smi_xml
 from opsctl.gpu.profile import Profile, record
+from opsctl.gpu.read import smi_text, smi_xml
 from opsctl.gpu.settings import Settings
 from tests.gpu.judging import report, text_of, verdicts
 

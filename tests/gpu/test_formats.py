@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from opsctl.errors import Unreadable
-from opsctl.gpu import bundle, capture, klog, smi_table, smi_text
 from opsctl.gpu.judge import judge
+from opsctl.gpu.read import bundle, capture, klog, smi_table, smi_text
 from opsctl.gpu.settings import Settings
 from tests.gpu import take_capture
 from tests.gpu.judging import DATA, text_of, verdicts

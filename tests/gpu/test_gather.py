@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import gpu, gpulinks, gpupci, smi
-from opsctl.agent.protocol import Context
+from opsctl.agent.gpu import gather, nvlinks, pci, smi
 from opsctl.gpu import state
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import State
 from opsctl.gpu.settings import Settings
 from opsctl.gpu.wanted import Wanted
+from opsctl.wire.protocol import Context
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import text_of
 
@@ -103,7 +103,7 @@ def test_a_stuck_nvidia_smi_is_not_joined_by_another(healthy: FakeHost, tmp_path
 
 def test_a_process_table_that_cannot_be_read_to_its_end(healthy: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """To read the command line of a process that is stuck with its memory locked is to be stuck too."""
-    monkeypatch.setattr(gpu, "QUICK", 0.3)
+    monkeypatch.setattr(gather, "QUICK", 0.3)
     healthy.process(88, "python3", "D")
     (healthy.root / "proc/88/cmdline").unlink()
     os.mkfifo(healthy.root / "proc/88/cmdline")
@@ -271,7 +271,7 @@ def test_looking_makes_nothing_and_a_damaged_record_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
-    assert gpu._started_here() == []
+    assert gather._started_here() == []
     assert not (tmp_path / "state").exists()
 
     records = tmp_path / "state" / "processes"
@@ -280,7 +280,7 @@ def test_looking_makes_nothing_and_a_damaged_record_is_passed_over(
     (records / "a.json").write_text("{")
     (records / "b.json").write_text('{"sid": 3}')
     (records / "c.json").write_text(json.dumps(sound))
-    assert [record["main_pid"] for record in gpu._started_here()] == [7]
+    assert [record["main_pid"] for record in gather._started_here()] == [7]
 
 
 @pytest.mark.parametrize(("speed", "verdict"), [("5.0 GT/s PCIe", "fail"), ("32.0 GT/s PCIe", "pass")])
@@ -288,7 +288,7 @@ def test_a_link_slow_under_load_is_looked_at_again(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, speed: str, verdict: str
 ) -> None:
     """A link that was just changing its speed is no fault; one that stays slow is."""
-    monkeypatch.setattr(gpupci, "_PAUSE", 0)
+    monkeypatch.setattr(pci, "_PAUSE", 0)
     busy = re.sub(r"<gpu_util>\d+", "<gpu_util>98", H100)
     host.replay(busy.replace("<current_link_gen>5", "<current_link_gen>2", 1))
     for bus in BUSES:
@@ -311,8 +311,8 @@ def test_a_killed_process_is_given_time_to_die(
         if dies:
             (healthy.root / "proc/77/stat").unlink(missing_ok=True)
 
-    monkeypatch.setattr(gpu.time, "sleep", pause)
-    monkeypatch.setattr(gpu, "LAST_BREATH", 0.3)
+    monkeypatch.setattr(gather.time, "sleep", pause)
+    monkeypatch.setattr(gather, "LAST_BREATH", 0.3)
     assert healthy.verdicts()["proc.stuck"] == verdict
     assert pauses
 
@@ -346,8 +346,8 @@ def test_fabric_links_memory_and_ports(healthy: FakeHost) -> None:
 def test_the_clock_is_read_before_anything_hangs(healthy: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process table that takes ten seconds is no clock that is ten seconds wrong."""
     times = iter([100.0, 110.0, 120.0, 130.0])
-    monkeypatch.setattr(gpu.time, "time", lambda: next(times))
-    found = gpu.gather(Context(), root=str(healthy.root), path=str(healthy.bin))
+    monkeypatch.setattr(gather.time, "time", lambda: next(times))
+    found = gather.gather(Context(), root=str(healthy.root), path=str(healthy.bin))
     assert found["host"]["now"] == 100.0
 
 
@@ -378,9 +378,9 @@ def test_cuda_is_started_in_a_child_that_may_hang(tmp_path: Path, body: str, sai
     library = tmp_path / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "cuda.c"], check=True)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}  # what a login hides is no fault of the driver
-    found = gpulinks.cuda(Context(), environment, 1.0 if said["code"] is None else 60.0, str(library))
+    found = nvlinks.cuda(Context(), environment, 1.0 if said["code"] is None else 60.0, str(library))
     assert found.items() >= said.items()
-    absent = gpulinks.cuda(Context(), dict(os.environ), 60.0, str(tmp_path / "libcuda.so.2"))
+    absent = nvlinks.cuda(Context(), dict(os.environ), 60.0, str(tmp_path / "libcuda.so.2"))
     assert "not there" in absent["missing"]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.gpu import capture
 from opsctl.gpu.checks.registry import checks
+from opsctl.gpu.read import capture
 from opsctl.gpu.settings import Settings
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import DATA, text_of

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from opsctl.errors import Unreadable
-from opsctl.gpu import capture, klog
+from opsctl.gpu.read import capture, klog
 
 # Each makes a pattern with a free start try again from every character, or a parser go as deep as the file is long.
 PIECES = ["x", "0", "-", "a:", "|", "[", '{"a":', "0000:", "x[", "NVRM: ", "task a", "uuid,name,", '{"MESSAGE":[']

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import gpu as agent
-from opsctl.agent.protocol import Context
+from opsctl.agent.gpu import gather as agent
 from opsctl.errors import Unreadable
-from opsctl.gpu import bundle, capture, gathered
 from opsctl.gpu.judge import judge
+from opsctl.gpu.read import bundle, capture, gathered
 from opsctl.gpu.settings import Settings
 from opsctl.gpu.wanted import Wanted
+from opsctl.wire.protocol import Context
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import text_of
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import gpu as agent
-from opsctl.agent.protocol import Call, Context, Reply
+from opsctl.agent.gpu import gather as agent
 from opsctl.errors import UsageError
 from opsctl.modules.contract import Outcome, Site
 from opsctl.modules.gpu_health import GpuHealth, GpuHealthArgs
+from opsctl.wire.protocol import Call, Context, Reply
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import text_of
 

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import gpu, process
-from opsctl.agent.protocol import Context
+from opsctl.agent.gpu import gather
+from opsctl.agent.process import process
 from opsctl.gpu import ownership
-from opsctl.gpu.gathered import evidence
 from opsctl.gpu.ownership import Class
+from opsctl.gpu.read.gathered import evidence
 from opsctl.gpu.wanted import Wanted
+from opsctl.wire.protocol import Context
 from tests.sshd import eventually
 
 PARENT = "sleep 600 & echo $! > {child}; sleep 600"
 
 
 def classes() -> dict[int, tuple[Class, str | None]]:
-    table = evidence(gpu.gather(Context(), keep="nothing", limit=1.0, path="/nowhere"), Wanted()).table
+    table = evidence(gather.gather(Context(), keep="nothing", limit=1.0, path="/nowhere"), Wanted()).table
     assert table is not None
     return {owned.pid: (owned.klass, owned.server) for owned in ownership.classify(table)}
 

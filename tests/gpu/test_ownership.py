@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import gpuclean, gpuproc
-from opsctl.agent.protocol import Context
+from opsctl.agent.gpu import clean, process_table
 from opsctl.gpu import cleaning
-from opsctl.gpu.gathered import _records
 from opsctl.gpu.leftovers import File, judge
 from opsctl.gpu.model import Evidence, Host, Unit
 from opsctl.gpu.ownership import Class, ProcessEntry, ProcessTable, ServerRecord, classify, removable
+from opsctl.gpu.read.gathered import _records
+from opsctl.wire.protocol import Context
 
 UNIT = ServerRecord("llm.service", cgroup="/system.slice/llm.service", main_pid=400)
 SESSION = ServerRecord("server", main_pid=400, sid=400, uid=1000, ticks=90, boot_id="now")
@@ -120,7 +120,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _listed(pid: int) -> dict[str, object]:
-    found = gpuproc.look("/", pid)
+    found = process_table.look("/", pid)
     assert found is not None
     return {name: found[name] for name in ("pid", "ticks", "sid", "cgroup", "uid")}
 
@@ -131,12 +131,12 @@ def test_another_users_file_is_listed_and_not_removed(tmp_path: Path, monkeypatc
     (shared / "psm_theirs").touch()
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    found = cleaning.findings(Evidence(), gpuclean.files(Context(), root=str(tmp_path)), 4242)
+    found = cleaning.findings(Evidence(), clean.files(Context(), root=str(tmp_path)), 4242)
     assert [(f.file.uid, f.removable) for f in found.files] == [(owner, False)]
 
 
 def test_removal_ends_what_was_listed(sleeper: subprocess.Popen[bytes]) -> None:
-    (told,) = gpuclean.remove(Context(), [_listed(sleeper.pid)], [], patience=0.3)["done"]
+    (told,) = clean.remove(Context(), [_listed(sleeper.pid)], [], patience=0.3)["done"]
     assert told["done"]
     assert sleeper.wait() == -signal.SIGKILL
 
@@ -145,7 +145,7 @@ def test_removal_ends_what_was_listed(sleeper: subprocess.Popen[bytes]) -> None:
 def test_removal_spares_a_pid_that_means_another_process(
     sleeper: subprocess.Popen[bytes], changed: dict[str, object]
 ) -> None:
-    gpuclean.remove(Context(), [{**_listed(sleeper.pid), **changed}], [], patience=0.3)
+    clean.remove(Context(), [{**_listed(sleeper.pid), **changed}], [], patience=0.3)
     assert sleeper.poll() is None
 
 
@@ -158,10 +158,10 @@ def test_removal_of_files(tmp_path: Path) -> None:
         for path in (dead, replaced):
             with socket.socket(socket.AF_UNIX) as ended:
                 ended.bind(path)
-        listed = {f["path"]: f for f in gpuclean.files(Context(), temporary=str(tmp_path))["files"]}
+        listed = {f["path"]: f for f in clean.files(Context(), temporary=str(tmp_path))["files"]}
         assert listed[live]["in_use"] is True
         os.utime(replaced, (1, 1))
-        done = gpuclean.remove(Context(), [], [listed[p] for p in (live, dead, replaced)])["done"]
+        done = clean.remove(Context(), [], [listed[p] for p in (live, dead, replaced)])["done"]
     assert [item["done"] for item in done] == [False, True, False]
     assert os.path.exists(live)
     assert not os.path.exists(dead)

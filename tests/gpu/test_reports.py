@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from opsctl.gpu import capture
 from opsctl.gpu.judge import HostReport, Result, judge, remedies
 from opsctl.gpu.model import CudaStart, Evidence, Host, Links, MemoryController, NetworkPort, PciDevice, State, Verdict
 from opsctl.gpu.profile import Profile
+from opsctl.gpu.read import capture
 from opsctl.gpu.settings import Settings
 from tests.gpu.judging import report, text_of, verdicts
 

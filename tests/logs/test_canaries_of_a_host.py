@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from opsctl.agent.protocol import Call
 from opsctl.cli.main import run
 from opsctl.remote.agent_client import AgentClient
 from opsctl.remote.host import connect
+from opsctl.wire.protocol import Call
 from tests.logs.canaries import CANARIES, Canary
 from tests.logs.test_redact import detected, leaks
 from tests.sshd import Sshd, eventually

@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent import facts, runs, startlog
-from opsctl.agent.clip import Clip
-from opsctl.agent.collect import bundle
-from opsctl.agent.logfiles import family, offset_of
-from opsctl.agent.protocol import Context
+from opsctl.agent.core import facts, runs
+from opsctl.agent.logs.clip import Clip
+from opsctl.agent.logs.collect import bundle
+from opsctl.agent.logs.logfiles import family, offset_of
+from opsctl.agent.server import startlog
 from opsctl.errors import UsageError
-from opsctl.sglang.log_parts import Server, check_names, parts, select
+from opsctl.sglang.logs.log_parts import Server, check_names, parts, select
+from opsctl.wire.protocol import Context
 from tests.logs.canaries import CANARIES
 from tests.logs.test_redact import leaks
 from tests.modules.conftest import InProcess

@@ -16,11 +16,11 @@ import pytest
 
 from opsctl.cli.main import run
 from opsctl.errors import Unreadable
-from opsctl.gpu.bundle import members as capture_members
-from opsctl.gpu.capture import hosts as captured_hosts
+from opsctl.gpu.read.bundle import members as capture_members
+from opsctl.gpu.read.capture import hosts as captured_hosts
 from opsctl.gpu.wanted import Wanted
-from opsctl.sglang import log_findings
-from opsctl.sglang.log_bundle import Spool
+from opsctl.sglang.logs import log_findings
+from opsctl.sglang.logs.bundle import Spool
 from tests.logs.test_canaries_of_a_host import members
 from tests.sshd import Sshd, eventually
 

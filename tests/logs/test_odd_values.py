@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from opsctl.agent.redact import Redactor, redact_stream
+from opsctl.wire.redact import Redactor, redact_stream
 
 
 def redacted(text: str) -> str:

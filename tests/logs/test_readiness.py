@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent.readiness import Readiness
+from opsctl.agent.server.readiness import Readiness
 from tests.logs.releases import WORDINGS, Wording, log
 
 DATA = Path(__file__).parent.parent / "data" / "logs"

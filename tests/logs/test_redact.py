@@ -16,9 +16,9 @@ from detect_secrets.settings import transient_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent import follow
-from opsctl.agent.protocol import AgentError, Context
-from opsctl.agent.redact import MAX_LINE, Redactor, redact_stream
+from opsctl.agent.logs import follow
+from opsctl.wire.protocol import AgentError, Context
+from opsctl.wire.redact import MAX_LINE, Redactor, redact_stream
 from tests.logs.canaries import CANARIES, INNOCENT, Canary
 
 LOGS = sorted((Path(__file__).parent.parent / "data" / "logs").glob("*.log"))

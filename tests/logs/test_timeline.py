@@ -16,9 +16,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent.serverlog import Scanner, scan_files
-from opsctl.sglang import log_lines
-from opsctl.sglang.timeline import build, document
+from opsctl.agent.logs.serverlog import Scanner, scan_files
+from opsctl.sglang.logs import log_lines
+from opsctl.sglang.logs.timeline import build, document
 from tests.logs.releases import WORDINGS, Wording, log
 
 DATA = Path(__file__).parent.parent / "data" / "logs"

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from opsctl import modules
-from opsctl.agent import calls
-from opsctl.agent.protocol import AgentError, Call, Context, Reply
+from opsctl.agent.core import dispatch
 from opsctl.errors import Conflict, RemoteError, UsageError
 from opsctl.modules.contract import Action, Change, Module, Outcome, Site
+from opsctl.wire.protocol import AgentError, Call, Context, Reply
 
 
 class InProcess(Context):
@@ -49,7 +49,7 @@ class LocalHost:
         if on_progress:
             context.progress = on_progress  # type: ignore[method-assign]
         try:
-            return calls.invoke(call.name, call.args, context)
+            return dispatch.invoke(call.name, call.args, context)
         except AgentError as error:
             kind = Conflict if error.kind == "conflict" else RemoteError
             raise kind(error.message, kind=error.kind) from None
@@ -115,17 +115,17 @@ class Play:
             return {"changed": False, **module.result(parsed, seen, None, self.site)}
         blobs = self.folder / f"step-{len(self.steps)}"
         self.steps.append((blobs, change))
-        done = [calls.invoke(call.name, call.args, InProcess(call.body, blobs)) for call in change.calls]
+        done = [dispatch.invoke(call.name, call.args, InProcess(call.body, blobs)) for call in change.calls]
         return {"changed": True, **module.result(parsed, seen, done, self.site)}
 
     def rollback(self) -> None:
         for blobs, change in reversed(self.steps):
             assert change.undo is not None
             for call in change.undo:
-                calls.invoke(call.name, call.args, InProcess(call.body, blobs))
+                dispatch.invoke(call.name, call.args, InProcess(call.body, blobs))
         for blobs, change in reversed(self.steps):
             for call in change.settle:
-                calls.invoke(call.name, call.args, InProcess(call.body, blobs))
+                dispatch.invoke(call.name, call.args, InProcess(call.body, blobs))
 
 
 @pytest.fixture

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import adoption, pids, process, serverargv
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.process import pids, process
+from opsctl.agent.server import adoption
+from opsctl.wire import command_line
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess
 
 SERVER = """
@@ -50,7 +52,7 @@ Begin = Callable[..., subprocess.Popen[bytes]]
     ],
 )
 def test_only_python_that_runs_sglang_itself_is_a_server(command: str, is_one: bool) -> None:
-    assert serverargv.runs_server(command.split()) is is_one
+    assert command_line.runs_server(command.split()) is is_one
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_only_python_that_runs_sglang_itself_is_a_server(command: str, is_one: b
     ],
 )
 def test_a_command_is_shown_without_its_keys(said: str, shown: str) -> None:
-    assert serverargv.masked(said.split()) == shown.split()
+    assert command_line.masked(said.split()) == shown.split()
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_a_program_with_the_arguments_of_a_server_is_none(begin: Begin, top: Pat
     """Only the program that the kernel runs counts: anybody can give a process any name."""
     (top / "sglang" / "launch_server.py").write_text("echo up; read -r line")
     child = begin("python", f"{top}/sglang/launch_server.py", executable="/bin/sh", stdin=subprocess.PIPE)
-    assert serverargv.runs_server(pids.argv(child.pid))
+    assert command_line.runs_server(pids.argv(child.pid))
     assert adoption.server_of(child.pid) is None
 
 

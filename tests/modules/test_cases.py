@@ -22,9 +22,9 @@ import yaml
 from pydantic import ValidationError
 
 from opsctl import modules
-from opsctl.agent.protocol import Call, Reply
 from opsctl.errors import OpsctlError
 from opsctl.modules.contract import Module
+from opsctl.wire.protocol import Call, Reply
 from tests.modules.conftest import site
 
 CASES = [

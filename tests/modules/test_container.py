@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import container
-from opsctl.agent.protocol import AgentError
-from opsctl.agent.wait import Watch
+from opsctl.agent.process import container
+from opsctl.agent.process.wait import Watch
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess
 
 STAND_IN = f"""#!{sys.executable}

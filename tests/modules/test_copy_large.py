@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from opsctl import modules
-from opsctl.agent import calls
-from opsctl.agent.protocol import Call, Reply
+from opsctl.agent.core import dispatch
 from opsctl.engine.waiting import Interrupted
 from opsctl.errors import RemoteError, Unreachable
 from opsctl.modules import copy
 from opsctl.modules.contract import Change, Module, Progress
 from opsctl.remote import parts
 from opsctl.remote.host import RemoteHost, connect
+from opsctl.wire.protocol import Call, Reply
 from tests.conftest import MakeHost
 from tests.modules.conftest import InProcess, site
 from tests.proxy import Proxy
@@ -45,7 +45,7 @@ def bring(change: Change | None, host: RemoteHost, step: Path, progress: Progres
     assert change.transfer is not None
     change.transfer(host, progress)
     for call in change.calls:
-        calls.invoke(call.name, call.args, InProcess(call.body, step))
+        dispatch.invoke(call.name, call.args, InProcess(call.body, step))
     return change
 
 
@@ -77,7 +77,7 @@ def test_a_long_file_arrives_whole_and_its_undo_brings_the_old_one(
     assert planned(local_host, tmp_path, "weights", f"{top}/") is None
     assert change.undo is not None
     for call in change.undo:
-        calls.invoke(call.name, call.args, InProcess(blobs=tmp_path / "step"))
+        dispatch.invoke(call.name, call.args, InProcess(blobs=tmp_path / "step"))
     assert (top / "weights").read_text() == "old"
     assert os.listdir(top) == ["weights"]
 
@@ -94,7 +94,7 @@ def test_a_folder_with_a_long_file_goes_into_one_that_is_not_there_yet(
     assert sorted(os.listdir(dest)) == ["short", "sub"]
     assert change.undo is not None
     for call in change.undo:
-        calls.invoke(call.name, call.args, InProcess(blobs=tmp_path / "step"))
+        dispatch.invoke(call.name, call.args, InProcess(blobs=tmp_path / "step"))
     assert os.listdir(tmp_path / "host") == []
 
 

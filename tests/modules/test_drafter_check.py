@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from opsctl import modules
-from opsctl.agent.protocol import Reply
 from opsctl.drafter.versions import KNOWN
 from opsctl.modules.contract import Action, Outcome
 from opsctl.remote.host import RemoteHost
-from opsctl.sglang import drafting
+from opsctl.sglang.diagnosis import drafting
+from opsctl.wire.protocol import Reply
 from tests.drafter.build import Dims, Drafter, multimodal, specforge, target
 from tests.modules.conftest import site
 

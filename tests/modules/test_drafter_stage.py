@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from opsctl import modules
-from opsctl.agent.chunking import BLOCK
-from opsctl.agent.protocol import Call, Reply
 from opsctl.drafter.staging import read_source
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module
 from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
 from opsctl.text import size
+from opsctl.wire.chunking import BLOCK
+from opsctl.wire.protocol import Call, Reply
 from tests.drafter.build import Raw, write_safetensors
 from tests.modules.conftest import site
 from tests.proxy import Proxy

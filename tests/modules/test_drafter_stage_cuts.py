@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import stage
-from opsctl.agent.protocol import Context
+from opsctl.agent.stage import stage
 from opsctl.drafter.staging import read_source
 from opsctl.errors import OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.remote.host import RemoteHost, connect
+from opsctl.wire.protocol import Context
 from tests.modules.test_drafter_stage import MIB, MakeHost, Staging, contents, drafter, once_at
 from tests.proxy import Proxy
 from tests.sshd import Sshd, children, eventually, proxy_command

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import facts
+from opsctl.agent.core import facts
 from tests.modules.conftest import InProcess, Play
 
 

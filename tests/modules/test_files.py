@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent import filelook, files, keep, safepath
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.core import undo_record
+from opsctl.agent.files import changes, look, safepath
+from opsctl.wire.protocol import AgentError, Context
 
 
 class Step(Context):
@@ -90,20 +91,20 @@ def test_undo_restores_every_byte_mode_link_and_owner(
             args["mode"] = mode
         undo.append((step, args["path"]))
         with contextlib.suppress(AgentError):  # where it is refused, its undo must find nothing to do
-            files.CALLS[name](Step(step, content if name == "write" else b""), **args)
+            changes.CALLS[name](Step(step, content if name == "write" else b""), **args)
     for step, path in reversed(undo):
         for _ in range(2 if again else 1):
-            files.restore(Step(step), path=path, keep="0")
+            changes.restore(Step(step), path=path, keep="0")
     assert snapshot(top) == before
 
 
 def test_a_write_refuses_what_changed_since_it_was_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("seen")
-    seen = filelook.stat(Context(), str(path)).result
+    seen = look.stat(Context(), str(path)).result
     path.write_text("theirs")
     with pytest.raises(AgentError, match="has changed since") as caught:
-        files.write(Step(tmp_path / "step", b"ours"), str(path), expect=seen, keep="0")
+        changes.write(Step(tmp_path / "step", b"ours"), str(path), expect=seen, keep="0")
     assert caught.value.kind == "conflict"
     assert path.read_text() == "theirs"
     assert sorted(os.listdir(tmp_path)) == ["f", "step"]
@@ -115,29 +116,29 @@ def test_undo_leaves_a_third_partys_change_alone(tmp_path: Path, undo_of: str) -
     path = tmp_path / "host" / "thing"
     path.parent.mkdir()
     if undo_of == "write":
-        files.write(step, str(path), keep="0")
+        changes.write(step, str(path), keep="0")
         path.write_text("theirs")
     elif undo_of == "link":
-        files.link(step, str(path), "ours", keep="0")
+        changes.link(step, str(path), "ours", keep="0")
         path.unlink()
         path.symlink_to("theirs")
     elif undo_of == "mkdir":
-        files.mkdir(step, str(path), keep="0")
+        changes.mkdir(step, str(path), keep="0")
         (path / "theirs").write_text("")
     else:
         path.write_text("before")
-        files.remove(step, str(path), keep="0")
+        changes.remove(step, str(path), keep="0")
         path.write_text("theirs")
     theirs = snapshot(path.parent)
     with pytest.raises(AgentError) as caught:
-        files.restore(step, str(path), keep="0")
+        changes.restore(step, str(path), keep="0")
     assert caught.value.kind == "conflict"
     assert snapshot(path.parent) == theirs
 
 
 def test_names_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
     path = tmp_path / ("é" * 127)  # 254 bytes of 255
-    files.write(Step(tmp_path / "step", b"new"), str(path))
+    changes.write(Step(tmp_path / "step", b"new"), str(path))
     assert path.read_bytes() == b"new"
 
 
@@ -150,7 +151,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AgentError) as caught:
-        files.write(Step(tmp_path / "step", b"new"), str(path))
+        changes.write(Step(tmp_path / "step", b"new"), str(path))
     assert caught.value.kind == "no-space"
     assert str(path) in caught.value.message
     assert os.listdir(tmp_path) == ["f"]
@@ -172,10 +173,10 @@ def test_a_name_that_cannot_be_replaced_is_overwritten_and_said_and_undone(
         replace(source, target, **folders)
 
     monkeypatch.setattr(os, "replace", busy)
-    told = files.write(step, str(path), keep="0")
+    told = changes.write(step, str(path), keep="0")
     assert "overwritten" in told["warning"]
     assert (path.read_text(), path.stat().st_ino) == ("new", inode)
-    files.restore(step, str(path), keep="0")
+    changes.restore(step, str(path), keep="0")
     assert (path.read_text(), path.stat().st_ino) == ("a longer text than before", inode)
 
 
@@ -197,9 +198,9 @@ def test_across_file_systems_a_tree_is_copied_whole_before_it_goes(
         replace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "replace", apart)
-    files.remove(step, str(top / "tree"), keep="0")
+    changes.remove(step, str(top / "tree"), keep="0")
     assert os.listdir(top) == []
-    files.restore(step, str(top / "tree"), keep="0")
+    changes.restore(step, str(top / "tree"), keep="0")
     assert snapshot(top) == before
 
 
@@ -207,7 +208,7 @@ def test_across_file_systems_a_tree_is_copied_whole_before_it_goes(
 def test_what_must_never_be_removed(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(AgentError) as caught:
-        files.remove(Step(tmp_path / "step"), path, keep="0")
+        changes.remove(Step(tmp_path / "step"), path, keep="0")
     assert caught.value.kind == "invalid"
     assert tmp_path.is_dir()
 
@@ -220,10 +221,10 @@ def test_extended_attributes_survive_a_replacement(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system has no extended attributes")
     step = Step(tmp_path / "step", b"new")
-    files.write(step, str(path), keep="0")
+    changes.write(step, str(path), keep="0")
     assert os.getxattr(path, "user.origin") == b"kept"
     os.setxattr(path, "user.origin", b"changed")
-    files.restore(step, str(path), keep="0")
+    changes.restore(step, str(path), keep="0")
     assert os.getxattr(path, "user.origin") == b"kept"
 
 
@@ -231,9 +232,9 @@ def test_what_a_crash_left_beside_the_file_goes_with_the_undo(tmp_path: Path) ->
     path = tmp_path / "host" / "f"
     path.parent.mkdir()
     step = Step(tmp_path / "step", b"new")
-    kept = keep.place(step, "0")
-    Path(files.fs.beside(safepath.Place(0, "f", str(path)), kept).path).write_text("half of it")
-    files.restore(step, str(path), keep="0")
+    kept = undo_record.place(step, "0")
+    Path(changes.fs.beside(safepath.Place(0, "f", str(path)), kept).path).write_text("half of it")
+    changes.restore(step, str(path), keep="0")
     assert os.listdir(path.parent) == []
 
 
@@ -241,22 +242,22 @@ def test_a_damaged_before_image_is_never_put_back(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("old")
     step = Step(tmp_path / "step", b"new")
-    files.write(step, str(path), keep="0")
-    Path(keep.place(step, "0")).write_text("rotten")
+    changes.write(step, str(path), keep="0")
+    Path(undo_record.place(step, "0")).write_text("rotten")
     with pytest.raises(AgentError, match="damaged"):
-        files.restore(step, str(path), keep="0")
+        changes.restore(step, str(path), keep="0")
     assert path.read_text() == "new"
 
 
 def test_content_comes_with_the_state_only_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"12345")
-    assert filelook.stat(Context(), str(path), content=5).body == b"12345"
-    assert filelook.stat(Context(), str(path), content=4).body == b""
+    assert look.stat(Context(), str(path), content=5).body == b"12345"
+    assert look.stat(Context(), str(path), content=4).body == b""
     link = tmp_path / "l"
     link.symlink_to(path)
-    assert filelook.stat(Context(), str(link), content=5).result["kind"] == "link"
-    assert filelook.stat(Context(), str(link), content=5, follow=True).body == b"12345"
+    assert look.stat(Context(), str(link), content=5).result["kind"] == "link"
+    assert look.stat(Context(), str(link), content=5, follow=True).body == b"12345"
 
 
 @pytest.fixture
@@ -289,9 +290,9 @@ def test_a_hard_link_is_one_again_or_is_said_not_to_be(
     twin.hardlink_to(path)
     step = Step(tmp_path / "step", b"new")
     args: dict[str, Any] = {"mode": 0o600} if change == "attributes" else {}
-    told = files.CALLS[change](step, path=str(path), keep="0", **args)
+    told = changes.CALLS[change](step, path=str(path), keep="0", **args)
     assert twin.read_text() == "before"
-    files.restore(step, str(path), "0")
+    changes.restore(step, str(path), "0")
     assert path.read_text() == "before"
     joined = path.samefile(twin)
     assert joined == (disk == "same" or change == "attributes")
@@ -304,8 +305,8 @@ def test_hard_links_within_a_tree_stay_so_across_file_systems(tmp_path: Path, ap
     (tree / "a").write_text("x")
     (tree / "sub" / "b").hardlink_to(tree / "a")
     step = Step(tmp_path / "step")
-    assert "warning" not in files.remove(step, str(tree), keep="0")
-    files.restore(step, str(tree), "0")
+    assert "warning" not in changes.remove(step, str(tree), keep="0")
+    changes.restore(step, str(tree), "0")
     assert (tree / "a").samefile(tree / "sub" / "b")
 
 
@@ -328,7 +329,7 @@ def test_file_capabilities_and_set_user_id_come_back(
         request.getfixturevalue("apart")
     step = Step(tmp_path / "step", b"new")
     args: dict[str, Any] = {"owner": "12345"} if change == "attributes" else {}
-    files.CALLS[change](step, path=str(path), keep="0", **args)
-    files.restore(step, str(path), "0")
+    changes.CALLS[change](step, path=str(path), keep="0", **args)
+    changes.restore(step, str(path), "0")
     assert os.getxattr(path, "security.capability") == CAPABILITY
     assert (path.stat().st_mode & 0o7777, path.stat().st_uid) == (0o4755, os.geteuid())

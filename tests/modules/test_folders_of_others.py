@@ -15,22 +15,14 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import (
-    arrival,
-    filelook,
-    files,
-    filestate,
-    interpreter,
-    keep,
-    logsource,
-    logtail,
-    rights,
-    safepath,
-    stage,
-)
-from opsctl.agent.chunking import key
-from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.agent.core import rights, undo_record
+from opsctl.agent.files import changes, look, safepath, state
+from opsctl.agent.logs import logsource, logtail
+from opsctl.agent.source import interpreter
+from opsctl.agent.stage import receive, stage
 from opsctl.errors import OpsctlError, RemoteError
+from opsctl.wire.chunking import key
+from opsctl.wire.protocol import AgentError, Call, Context
 from tests.modules.conftest import Play
 from tests.modules.test_files import Step, snapshot
 
@@ -61,13 +53,13 @@ def plant(path: Path, target: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Context, str], Any]] = {
-    "write": lambda step, path: files.write(step, path, mode=0o644, owner=str(OTHER), keep="0"),
-    "attributes": lambda step, path: files.attributes(step, path, mode=0o666, owner=str(OTHER), keep="0"),
-    "mkdir": lambda step, path: files.mkdir(step, path + "/new", mode=0o777, owner=str(OTHER), keep="0"),
-    "link": lambda step, path: files.link(step, path + ".link", "x", keep="0"),
-    "remove": lambda step, path: files.remove(step, path, keep="0"),
-    "stat": lambda step, path: filelook.stat(step, path, follow=True, content=100),
-    "tree": lambda step, path: filelook.tree(step, path),
+    "write": lambda step, path: changes.write(step, path, mode=0o644, owner=str(OTHER), keep="0"),
+    "attributes": lambda step, path: changes.attributes(step, path, mode=0o666, owner=str(OTHER), keep="0"),
+    "mkdir": lambda step, path: changes.mkdir(step, path + "/new", mode=0o777, owner=str(OTHER), keep="0"),
+    "link": lambda step, path: changes.link(step, path + ".link", "x", keep="0"),
+    "remove": lambda step, path: changes.remove(step, path, keep="0"),
+    "stat": lambda step, path: look.stat(step, path, follow=True, content=100),
+    "tree": lambda step, path: look.tree(step, path),
 }
 
 
@@ -100,8 +92,8 @@ def test_a_hard_link_that_may_be_another_file_is_not_changed(ground: Path, tmp_p
     with pytest.raises(AgentError, match="hard links"):
         CHANGES["attributes"](Step(tmp_path / "step"), str(ground / "theirs" / "f"))
     step = Step(tmp_path / "step", b"ours")
-    files.write(step, str(ground / "theirs" / "f"), mode=0o644, owner=str(OTHER), keep="0")
-    files.restore(step, str(ground / "theirs" / "f"), "0")
+    changes.write(step, str(ground / "theirs" / "f"), mode=0o644, owner=str(OTHER), keep="0")
+    changes.restore(step, str(ground / "theirs" / "f"), "0")
     secret = (ground / "outside" / "secret").stat()
     assert (secret.st_uid, stat.S_IMODE(secret.st_mode)) == (0, 0o600)
     assert (ground / "outside" / "secret").read_bytes() == SECRET
@@ -110,7 +102,7 @@ def test_a_hard_link_that_may_be_another_file_is_not_changed(ground: Path, tmp_p
 def test_what_is_in_a_hard_link_to_another_file_is_neither_shown_nor_edited(ground: Path, play: Play) -> None:
     """Else a line in it, with an owner, would make them a copy of all of it."""
     os.link(ground / "outside" / "secret", ground / "theirs" / "conf")
-    seen = filelook.stat(Context(), str(ground / "theirs" / "conf"), content=100)
+    seen = look.stat(Context(), str(ground / "theirs" / "conf"), content=100)
     assert (seen.body, "content" in seen.result) == (b"", False)
     with pytest.raises(OpsctlError, match="may be a hard link"):
         play.run("line", path=str(ground / "theirs" / "conf"), line="a=1", owner=str(OTHER), mode="0644")
@@ -136,15 +128,15 @@ def test_an_undo_follows_no_link_that_was_planted_meanwhile(ground: Path, tmp_pa
     before = snapshot(ground)
     path = {"mkdir": "secret/new", "link": "secret.link"}.get(undo_of, "secret")
     with pytest.raises(AgentError, match="symbolic link of the user"):
-        files.restore(step, str(folder / path), "0")
+        changes.restore(step, str(folder / path), "0")
     assert snapshot(ground) == before
 
 
 def test_what_lies_in_the_place_of_the_temporary_file_is_not_written_through(ground: Path, tmp_path: Path) -> None:
     step = Step(tmp_path / "step", b"ours")
     with safepath.place(str(ground / "theirs" / "f")) as at:
-        plant(Path(filestate.beside(at, keep.place(step, "0")).path), ground / "outside" / "secret")
-    files.write(step, str(ground / "theirs" / "f"), mode=0o644, owner=str(OTHER), keep="0")
+        plant(Path(state.beside(at, undo_record.place(step, "0")).path), ground / "outside" / "secret")
+    changes.write(step, str(ground / "theirs" / "f"), mode=0o644, owner=str(OTHER), keep="0")
     assert os.listdir(ground / "theirs") == ["f"]
     assert (ground / "outside" / "secret").read_bytes() == SECRET
     assert (ground / "outside" / "secret").stat().st_uid == 0
@@ -153,14 +145,12 @@ def test_what_lies_in_the_place_of_the_temporary_file_is_not_written_through(gro
 def test_links_of_root_and_of_the_acting_user_are_followed(ground: Path, tmp_path: Path) -> None:
     (ground / "releases" / "1").mkdir(parents=True)
     (ground / "current").symlink_to("releases/1")
-    files.write(Step(tmp_path / "step", b"ours"), str(ground / "current" / "f"))
+    changes.write(Step(tmp_path / "step", b"ours"), str(ground / "current" / "f"))
     assert (ground / "releases" / "1" / "f").read_bytes() == b"ours"
-    assert filelook.stat(Context(), str(ground / "current"), follow=True).result["real"] == str(
-        ground / "releases" / "1"
-    )
+    assert look.stat(Context(), str(ground / "current"), follow=True).result["real"] == str(ground / "releases" / "1")
     (ground / "theirs" / "link").symlink_to(ground / "releases")  # root's, but its folder is another user's
     with pytest.raises(AgentError, match="others can change"):
-        files.write(Step(tmp_path / "step", b"ours"), str(ground / "theirs" / "link" / "f"))
+        changes.write(Step(tmp_path / "step", b"ours"), str(ground / "theirs" / "link" / "f"))
 
 
 def staged(root: Path, source: Path, step: Path) -> Any:
@@ -193,7 +183,7 @@ def test_a_release_is_not_staged_where_another_user_can_swap_names(ground: Path,
             staged(ground / "theirs", source, tmp_path / "step")
         assert snapshot(ground / "outside") == before
         with pytest.raises(AgentError):
-            arrival.receive(Step(tmp_path / "step", b"x"), str(ground / "theirs" / "draft"), [["secret", 0, 1]])
+            receive.receive(Step(tmp_path / "step", b"x"), str(ground / "theirs" / "draft"), [["secret", 0, 1]])
         (ground / "theirs" / "draft").rename(ground / "theirs" / os.urandom(4).hex())
 
 
@@ -221,11 +211,11 @@ def closing_read(tail: logtail.Tail) -> bytes:
 
 
 READERS: dict[str, Callable[[str], bytes]] = {
-    "file": lambda path: filelook.read(Context(), path).body,
+    "file": lambda path: look.read(Context(), path).body,
     "log": lambda path: b"".join(logsource.blocks(path)),
     "last lines": lambda path: "".join(logtail.last_lines(path, 0, 9)).encode(),
     "tail": lambda path: closing_read(logtail.Tail(path, 0)),
-    "digest": lambda path: {hashlib.sha256(SECRET).hexdigest(): SECRET}.get(filestate.sha256(path), b""),
+    "digest": lambda path: {hashlib.sha256(SECRET).hexdigest(): SECRET}.get(state.sha256(path), b""),
 }
 
 

@@ -15,13 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import checkout, gpuactive, launchflags, patching, patchlook, rights, source, users
-from opsctl.agent.collect import bundle
-from opsctl.agent.protocol import AgentError, Call, Context
-from opsctl.sglang import patchset
-from opsctl.sglang.log_parts import Server, parts
-from opsctl.sglang.patching import making
-from opsctl.sglang.tree import DRAFTER, here, load
+from opsctl.agent.core import rights, users
+from opsctl.agent.git import checkout
+from opsctl.agent.gpu import active
+from opsctl.agent.logs.collect import bundle
+from opsctl.agent.source import launchflags, patching, patchlook, source
+from opsctl.sglang.logs.log_parts import Server, parts
+from opsctl.sglang.patches import patchset
+from opsctl.sglang.patches.patching import making
+from opsctl.sglang.source.tree import DRAFTER, here, load
+from opsctl.wire.protocol import AgentError, Call, Context
 from tests.logs.test_collect import Wire
 from tests.modules.conftest import InProcess, Play
 from tests.modules.test_files import Step
@@ -407,6 +410,6 @@ def test_a_test_of_the_gpus_does_not_run_as_root_where_another_user_decides_what
         program.chmod(0o755)
     give(open_folder / "bin", OTHER)
     programs, python = [str(open_folder / "bin")], str(open_folder / "bin/python")
-    told = {one["test"]: one for one in gpuactive.run(Context(), 2, 60.0, python, {"NCCL_DEBUG": "WARN"}, programs)}
+    told = {one["test"]: one for one in active.run(Context(), 2, 60.0, python, {"NCCL_DEBUG": "WARN"}, programs)}
     assert told["nvbandwidth"]["text"].split()[0] == str(OTHER)
     assert told["torch"]["text"].split() == [str(OTHER), "WARN"]

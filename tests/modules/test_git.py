@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.protocol import AgentError
 from opsctl.cli.main import run
 from opsctl.errors import Conflict, RemoteError
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import Play
 from tests.modules.test_files import snapshot
 

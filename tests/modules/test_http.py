@@ -6,12 +6,12 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from http_request.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from opsctl.agent import http
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.core import http_request
+from opsctl.wire.protocol import AgentError, Context
 
 Serve = Callable[[dict[str, str]], str]
 
@@ -49,7 +49,7 @@ def asked(url: str) -> dict[str, str]:
     """The headers that arrive where `url` leads, asked with a plain and a secret one."""
     call = Context()
     call.body = json.dumps({"headers": {"authorization": "Bearer s3cret"}}).encode()
-    reply = http.request(call, url, headers={"X-Plain": "yes"}, sealed=len(call.body))
+    reply = http_request.request(call, url, headers={"X-Plain": "yes"}, sealed=len(call.body))
     found: dict[str, str] = json.loads(reply.body)
     return found
 
@@ -83,7 +83,7 @@ def test_what_is_no_answer_is_told(said: bytes) -> None:
         threading.Thread(target=answer, daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
         with pytest.raises(AgentError, match="not a HTTP answer") as caught:
-            http.request(Context(), url)
+            http_request.request(Context(), url)
     assert url in caught.value.message
 
 
@@ -92,5 +92,5 @@ def test_what_is_no_answer_is_told(said: bytes) -> None:
 )
 def test_what_is_no_address_is_told(url: str) -> None:
     with pytest.raises(AgentError, match="not an http address") as caught:
-        http.request(Context(), url)
+        http_request.request(Context(), url)
     assert caught.value.kind == "invalid"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import pids, proc
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.process import commands, pids
+from opsctl.wire.protocol import AgentError, Context
 
 
 class Watched(Context):
@@ -43,35 +43,37 @@ def gone(group: int) -> bool:
 
 def test_arguments_are_never_seen_by_a_shell(tmp_path: Path) -> None:
     word = "$(touch hacked) `id` ; *"
-    result = proc.run(Context(), ["printf", "%s", word], cwd=str(tmp_path))
+    result = commands.run(Context(), ["printf", "%s", word], cwd=str(tmp_path))
     assert result["stdout"] == word
     assert os.listdir(tmp_path) == []
 
 
 def test_standard_input_is_the_body_or_nothing() -> None:
-    assert proc.run(Watched(b"a" * 300_000), ["wc", "-c"])["stdout"].strip() == "300000"
-    assert proc.run(Context(), ["cat"])["stdout"] == ""
+    assert commands.run(Watched(b"a" * 300_000), ["wc", "-c"])["stdout"].strip() == "300000"
+    assert commands.run(Context(), ["cat"])["stdout"] == ""
 
 
 def test_a_command_may_end_without_reading_its_input() -> None:
-    assert proc.run(Watched(b"a" * 300_000), ["true"])["code"] == 0
+    assert commands.run(Watched(b"a" * 300_000), ["true"])["code"] == 0
 
 
 def test_input_goes_on_when_the_outputs_are_closed(tmp_path: Path) -> None:
     script = f"exec >&- 2>&-; cat > {tmp_path}/got"
-    proc.run(Watched(b"x" * 300_000), script, timeout=20)
+    commands.run(Watched(b"x" * 300_000), script, timeout=20)
     assert (tmp_path / "got").stat().st_size == 300_000
 
 
 def test_secret_environment_comes_in_the_body_and_not_in_the_arguments() -> None:
     secret = json.dumps({"env": {"TOKEN": "hunter2"}}).encode()
-    result = proc.run(Watched(secret + b"input"), 'echo "$TOKEN$PLAIN"; cat', env={"PLAIN": "x"}, sealed=len(secret))
+    result = commands.run(
+        Watched(secret + b"input"), 'echo "$TOKEN$PLAIN"; cat', env={"PLAIN": "x"}, sealed=len(secret)
+    )
     assert result["stdout"] == "hunter2x\ninput"
 
 
 def test_much_output_on_both_streams_neither_blocks_nor_fills_memory() -> None:
     text = "import sys; [(sys.stdout.write('o'*1000), sys.stderr.write('e'*1000)) for _ in range(4000)]; print('END')"
-    result = proc.run(Context(), [sys.executable, "-c", text], keep_output=2000)
+    result = commands.run(Context(), [sys.executable, "-c", text], keep_output=2000)
     assert result["stdout"].startswith("o" * 1000)
     assert result["stdout"].endswith("END\n")
     assert "bytes left out" in result["stderr"]
@@ -86,7 +88,7 @@ def test_much_output_on_both_streams_neither_blocks_nor_fills_memory() -> None:
 def test_limits_stop_the_command_and_its_children_and_keep_what_it_said(limits: dict[str, Any], message: str) -> None:
     call = Watched()
     with pytest.raises(AgentError, match=message) as caught:
-        proc.run(call, "echo so far; (trap '' TERM; sleep 600) & sleep 600", **limits)
+        commands.run(call, "echo so far; (trap '' TERM; sleep 600) & sleep 600", **limits)
     assert caught.value.kind == "timeout"
     assert caught.value.fields["stdout"] == "so far\n"
     assert [gone(group) for group in call.groups] == [True]
@@ -95,30 +97,30 @@ def test_limits_stop_the_command_and_its_children_and_keep_what_it_said(limits: 
 def test_cancelling_stops_it() -> None:
     call = Watched(cancel=True)
     with pytest.raises(AgentError, match="cancelled"):
-        proc.run(call, ["sleep", "600"])
+        commands.run(call, ["sleep", "600"])
     assert [gone(group) for group in call.groups] == [True]
 
 
 def test_a_child_left_behind_does_not_hold_the_answer(tmp_path: Path) -> None:
     call = Watched()
-    result = proc.run(call, "echo done; sleep 600 &", timeout=100)
+    result = commands.run(call, "echo done; sleep 600 &", timeout=100)
     assert (result["code"], result["stdout"]) == (0, "done\n")
     os.killpg(call.groups[0], 9)
 
 
 def test_output_is_sent_on_as_it_comes() -> None:
     call = Watched()
-    proc.run(call, "echo one; echo two >&2", live=True)
+    commands.run(call, "echo one; echo two >&2", live=True)
     assert sorted((data["stream"], body) for data, body in call.heard) == [("err", b"two\n"), ("out", b"one\n")]
 
 
 def test_an_unwanted_exit_code_is_told_with_the_last_line() -> None:
     with pytest.raises(AgentError, match="exit code 3: no such model") as caught:
-        proc.run(Context(), "echo before >&2; echo 'no such model' >&2; exit 3", ok=[0])
+        commands.run(Context(), "echo before >&2; echo 'no such model' >&2; exit 3", ok=[0])
     assert caught.value.fields["code"] == 3
     with pytest.raises(AgentError, match="killed by SIGKILL"):
-        proc.run(Context(), "kill -9 $$", ok=[0])
-    assert proc.run(Context(), "exit 3")["code"] == 3
+        commands.run(Context(), "kill -9 $$", ok=[0])
+    assert commands.run(Context(), "exit 3")["code"] == 3
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,9 @@ def test_an_unwanted_exit_code_is_told_with_the_last_line() -> None:
 )
 def test_what_cannot_be_run(argv: list[str], cwd: str | None, kind: str, message: str) -> None:
     with pytest.raises(AgentError, match=message) as caught:
-        proc.run(Context(), argv, cwd=cwd)
+        commands.run(Context(), argv, cwd=cwd)
     assert caught.value.kind == kind
 
 
 def test_bytes_that_are_no_text_arrive_readable() -> None:
-    assert proc.run(Context(), ["printf", r"\377ok"])["stdout"] == r"\xffok"
+    assert commands.run(Context(), ["printf", r"\377ok"])["stdout"] == r"\xffok"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import pids, process
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.process import pids, process
 from opsctl.secret import Secret
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess, Play
 from tests.sshd import eventually
 

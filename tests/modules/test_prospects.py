@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from opsctl import modules
-from opsctl.agent import filelook, files
-from opsctl.agent.protocol import AgentError, Context, Reply
+from opsctl.agent.files import changes, look
 from opsctl.errors import Exit, RemoteError, UsageError
 from opsctl.modules.contract import Module
+from opsctl.wire.protocol import AgentError, Context, Reply
 from tests.engine.world import Project
 from tests.modules.conftest import site
 from tests.modules.test_files import Step
@@ -54,7 +54,7 @@ def try_all(top: Path, place: str, step: Path) -> dict[str, list[bool]]:
         path = str(top / place)
         owner = "3" if change == "own" else None
         call = "attributes" if change == "own" else change
-        seen = filelook.stat(Context(), path, owner=owner).result
+        seen = look.stat(Context(), path, owner=owner).result
         if change not in APT[seen["kind"]]:
             continue
         args: dict[str, Any] = {"path": path, "keep": "0"}
@@ -64,9 +64,9 @@ def try_all(top: Path, place: str, step: Path) -> dict[str, list[bool]]:
             args.update({"mode": 0o700} if change == "attributes" else {"owner": owner})
         kept = Step(step / change, b"new")
         try:
-            files.CALLS[call](kept, **args)
+            changes.CALLS[call](kept, **args)
             failed = False
-            files.restore(kept, path, "0")
+            changes.restore(kept, path, "0")
         except AgentError:
             failed = True
         found[change] = [bool({call, "owner"} & set(seen["barred"])), failed]
@@ -125,10 +125,10 @@ def test_what_cannot_be_written_fails_in_check_mode_with_the_reason(tmp_path: Pa
     module = modules.get("copy")
     assert isinstance(module, Module)
     args = module.args.model_validate({"content": "x", "dest": str(tmp_path / "none" / "f")})
-    seen = [filelook.stat(Context(), **call.args) for call in module.observe(args, site())]
+    seen = [look.stat(Context(), **call.args) for call in module.observe(args, site())]
     with pytest.raises(RemoteError, match=r"the folder .*/none does not exist"):
         module.plan(args, seen, site())
-    full = Reply(dict(filelook.stat(Context(), str(tmp_path / "f")).result, free=0))
+    full = Reply(dict(look.stat(Context(), str(tmp_path / "f")).result, free=0))
     args = module.args.model_validate({"content": "x", "dest": str(tmp_path / "f")})
     with pytest.raises(RemoteError, match="there is room for 0 B") as caught:
         module.plan(args, [full], site())
@@ -166,14 +166,14 @@ def test_all_of_a_folder_that_cannot_be_copied_is_told_before_anything_is_sent(t
         (source / name).unlink()
     args = copy.args.model_validate({"src": "tree", "dest": str(tmp_path / "to"), "local_follow": False})
     here = site(project=tmp_path)
-    seen = [Reply(filelook.tree(Context(), **call.args)) for call in copy.observe(args, here)]
+    seen = [Reply(look.tree(Context(), **call.args)) for call in copy.observe(args, here)]
     change = copy.plan(args, seen, here)
     assert change is not None
     for call in change.calls:
-        files.CALLS[call.name.partition(".")[2]](Step(tmp_path / "step", call.body), **call.args)
+        changes.CALLS[call.name.partition(".")[2]](Step(tmp_path / "step", call.body), **call.args)
     assert os.readlink(tmp_path / "to" / "dangling") == "nowhere"
     assert os.readlink(tmp_path / "to" / "sub" / "loop") == ".."
-    seen = [Reply(filelook.tree(Context(), **call.args)) for call in copy.observe(args, here)]
+    seen = [Reply(look.tree(Context(), **call.args)) for call in copy.observe(args, here)]
     assert copy.plan(args, seen, here) is None
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import ready, startadvice, startlog
-from opsctl.agent.protocol import AgentError
-from opsctl.agent.wait import Watch
+from opsctl.agent.process.wait import Watch
+from opsctl.agent.server import ready, startadvice, startlog
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess
 from tests.modules.test_wait import free_port
 

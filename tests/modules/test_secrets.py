@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from opsctl import modules
-from opsctl.agent.protocol import Call, Reply
 from opsctl.modules.contract import Module
 from opsctl.modules.wait_for import WaitArgs, call_of
 from opsctl.secret import Secret
+from opsctl.wire.protocol import Call, Reply
 from tests.modules.conftest import site
 
 KEY = Secret("k3y-that-nobody-sees")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import service
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.process import service
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess, Play
 
 STAND_IN = f"""#!{sys.executable}

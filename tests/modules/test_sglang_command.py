@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.serverargv import DRAFTER, value
 from opsctl.modules.sglang_plan import launch_text, server, words_in
-from opsctl.sglang.command import with_drafter, words
+from opsctl.sglang.server.command import with_drafter, words
+from opsctl.wire.command_line import DRAFTER, value
 from tests.modules.conftest import site
 
 TEMPLATES = Path(__file__).parents[2] / "templates"

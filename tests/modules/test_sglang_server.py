@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from opsctl import practice
-from opsctl.agent import calls, pids, process
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.core import dispatch
+from opsctl.agent.process import pids, process
 from opsctl.errors import Conflict, TaskFailed, UsageError
 from opsctl.secret import Secret
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess, Play
 from tests.modules.test_process import nothing_left, until
 
@@ -294,7 +295,7 @@ def test_a_server_that_is_still_loading_is_waited_for(served: Served) -> None:
     assert change is not None
     for call in change.calls:
         if call.name != "ready.wait":
-            calls.invoke(call.name, call.args, InProcess(call.body, served.play.folder / "begun"))
+            dispatch.invoke(call.name, call.args, InProcess(call.body, served.play.folder / "begun"))
     *_, change = served.play.plan("sglang_server", drafter=first)
     assert change is not None
     assert [call.name for call in change.calls] == ["ready.wait"]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import process, vram
-from opsctl.agent.protocol import AgentError
+from opsctl.agent.gpu import vram
+from opsctl.agent.process import process
+from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess, Play
 
 # Each question drops one line of the script; the last one stays.

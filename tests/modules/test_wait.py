@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from opsctl.agent import process
-from opsctl.agent.logtail import Tail
+from opsctl.agent.logs.logtail import Tail
+from opsctl.agent.process import process
 from opsctl.modules.wait_for import WaitArgs, call_of
 from opsctl.secret import Secret
 from tests.modules.conftest import InProcess, Play

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.sglang.acceptance import Counters, acceptance, by_position, rate, rate_in_log, read_counters
-from opsctl.sglang.breakeven import break_even, curve, in_words
+from opsctl.sglang.probe.acceptance import Counters, acceptance, by_position, rate, rate_in_log, read_counters
+from opsctl.sglang.probe.breakeven import break_even, curve, in_words
 from opsctl.sglang.version import Release, parse
 
 # Six cycles of a drafter that is always right give 1 + 6 * 4 = 25 tokens; the limit of 24 cuts the last.

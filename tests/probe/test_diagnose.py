@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from probe_standin import Shape, serving
 
-from opsctl.agent import servers
-from opsctl.agent.protocol import Context
+from opsctl.agent.server import servers
 from opsctl.cli.main import run
 from opsctl.errors import Exit, UsageError
-from opsctl.sglang import gather
-from opsctl.sglang.causes import CAUSES
-from opsctl.sglang.hypotheses import diagnose as walk
-from opsctl.sglang.seen import evidence
+from opsctl.sglang.diagnosis import gather
+from opsctl.sglang.diagnosis.causes import CAUSES
+from opsctl.sglang.diagnosis.hypotheses import diagnose as walk
+from opsctl.sglang.diagnosis.seen import evidence
+from opsctl.wire.protocol import Context
 
 KIT = Path(__file__).parents[1] / "real"
 sys.path.insert(0, str(KIT))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from opsctl.sglang.causes import CAUSES
-from opsctl.sglang.evidence import (
+from opsctl.sglang.diagnosis.causes import CAUSES
+from opsctl.sglang.diagnosis.evidence import (
     DrafterFault,
     Evidence,
     Flags,
@@ -18,7 +18,7 @@ from opsctl.sglang.evidence import (
     Symptom,
     symptom,
 )
-from opsctl.sglang.hypotheses import Diagnosis, Verdict, diagnose, to_json
+from opsctl.sglang.diagnosis.hypotheses import Diagnosis, Verdict, diagnose, to_json
 from opsctl.sglang.version import Release
 
 YES = SourceFact(True)

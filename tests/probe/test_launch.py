@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from opsctl.sglang.launch import Launch, parse
+from opsctl.sglang.server.launch import Launch, parse
 
 KIMI = (
     "/opt/venv/bin/python3 -u -m sglang.launch_server --model /srv/models/Kimi-K2.5 --tensor-parallel-size 8 "

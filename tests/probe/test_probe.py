@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from probe_standin import NAMES, Shape, serving
 
-from opsctl.agent import limits
 from opsctl.cli.main import run
 from opsctl.errors import Exit
+from opsctl.wire import limits
 from tests.campaigns.http import answering, dripping, head
 
 TWO = '{"id": "a", "input_ids": [40, 44]}\n{"id": "b", "workload": "code", "prompt": "def f():"}\n'
@@ -206,7 +206,7 @@ def test_a_server_that_dies_is_not_a_result(probe: Probe) -> None:
 
 
 def test_a_server_that_has_served_nothing_yet(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opsctl.sglang.http._PATIENCE", 0.2)
+    monkeypatch.setattr("opsctl.sglang.server.api._PATIENCE", 0.2)
     with serving(Shape(asleep=True)) as url:
         code, result = probe(url)
     assert code == Exit.DONE

@@ -10,10 +10,10 @@ import pytest
 from probe_standin import Shape, serving
 
 from opsctl.errors import UsageError
-from opsctl.sglang.chat_template import read_template
-from opsctl.sglang.http import Server
-from opsctl.sglang.probe import Templated, render
-from opsctl.sglang.prompts import built_in, read_prompts
+from opsctl.sglang.probe.chat_template import read_template
+from opsctl.sglang.probe.measure import Templated, render
+from opsctl.sglang.probe.prompts import built_in, read_prompts
+from opsctl.sglang.server.api import Server
 
 
 def test_built_in_prompts_cover_the_workloads() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opsctl.sglang.served import ServerInfo
-from opsctl.sglang.status import line, lines, status
+from opsctl.sglang.server.served import ServerInfo
+from opsctl.sglang.server.status import line, lines, status
 
 PROCESS: dict[str, Any] = {
     "pid": 4711,

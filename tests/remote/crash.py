@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent import history, journal, runs
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.core import history, journal, runs
+from opsctl.wire.protocol import AgentError, Context
 from tests.remote.steps import RUN, tree, writing
 
 WRITES = ("write", "pwrite", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "chmod", "ftruncate")

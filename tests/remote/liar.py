@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any, BinaryIO, cast
 
-from opsctl.agent.protocol import frame, read_frame
+from opsctl.wire.protocol import frame, read_frame
 
 ODD: tuple[Any, ...] = (
     None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opsctl.agent.protocol import Call
 from opsctl.remote import journal
+from opsctl.wire.protocol import Call
 
 RUN = "20260101-test"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.protocol import LENGTHS, Call
 from opsctl.errors import Exit, Locked, RemoteError, Unreachable
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import LENGTHS, Call
 from tests.conftest import MakeHost
 from tests.sshd import Sshd, eventually
 
@@ -37,11 +37,11 @@ def any_host(request: pytest.FixtureRequest) -> RemoteHost:
 
 def test_unknown_calls_are_errors_and_do_not_disturb_the_others(any_host: RemoteHost) -> None:
     first, second, third, fourth = any_host.outcomes(
-        [Call("nope.x"), Call("protocol.y"), Call("os.system", {"command": "true"}), shell("echo fine")]
+        [Call("nope.x"), Call("filelook.y"), Call("os.system", {"command": "true"}), shell("echo fine")]
     )
-    assert "no agent module 'nope'" in str(first)
-    assert "has no call 'y'" in str(second)
-    assert "no agent module 'os'" in str(third)
+    assert "'nope.x' is no call" in str(first)
+    assert "'filelook.y' is no call" in str(second)
+    assert "'os.system' is no call" in str(third)
     assert not isinstance(fourth, Exception)
     assert fourth.result["stdout"] == "fine\n"
 

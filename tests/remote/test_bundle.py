@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import opsctl.agent
-from opsctl.agent.protocol import Call
+import opsctl
 from opsctl.remote import bundle
+from opsctl.wire.protocol import Call
 
-MODULES = sorted(Path(opsctl.agent.__file__).parent.glob("*.py"))
+PACKAGE = Path(opsctl.__file__).parent
+MODULES = [path for room in ("agent", "wire") for path in sorted((PACKAGE / room).rglob("*.py"))]
 
 
 def meaning(text: str) -> str:
@@ -27,7 +28,7 @@ def meaning(text: str) -> str:
     return ast.dump(tree, include_attributes=True)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_what_travels_means_the_same_on_the_same_lines(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert meaning(bundle.slim(text)) == meaning(text)
@@ -35,7 +36,7 @@ def test_what_travels_means_the_same_on_the_same_lines(path: Path) -> None:
 
 def test_the_first_calls_of_a_run_fit_the_first_flights_of_a_connection() -> None:
     """Lock, journal and looking at files: Linux sends ten segments before it waits for an acknowledgement, then 20."""
-    known = {*bundle.CORE, "loader"}
+    known = {bundle.LOADER, *bundle.CORE}
     calls = [Call("lock.take"), Call("history.list"), Call("filelook.stat"), Call("filelook.read")]
     assert len(bundle.boot({})) < 8_000
     # One after the other, as a run does; what is left of 14,480 bytes is for the calls themselves.

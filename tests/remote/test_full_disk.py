@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import history, journal
-from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.agent.core import history, journal
 from opsctl.remote.host import connect
 from opsctl.remote.spec import ConnectionSpec
+from opsctl.wire.protocol import AgentError, Call, Context
 from tests.campaigns.damages import child
 from tests.remote.steps import RUN, begin, supervised, tree, writing
 from tests.sshd import Sshd, eventually

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import durable, history, keep
-from opsctl.agent import journal as agent_journal
-from opsctl.agent.oserrors import told
-from opsctl.agent.protocol import AgentError, Call, Context
-from opsctl.agent.statedir import state_dir
+from opsctl.agent.core import durable, history, undo_record
+from opsctl.agent.core import journal as agent_journal
+from opsctl.agent.core.oserrors import told
+from opsctl.agent.core.statedir import state_dir
 from opsctl.errors import Locked, RemoteError
 from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import AgentError, Call, Context
 from tests.campaigns.damages import child
 from tests.conftest import MakeHost
 from tests.remote.steps import RUN, begin, tree, writing
@@ -203,7 +203,7 @@ def test_a_state_directory_that_fills_up_later_is_named_too(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AgentError) as caught, told("write", "/etc/theirs"):
-        keep.save(step, "0", {})
+        undo_record.save(step, "0", {})
     assert (caught.value.kind, caught.value.fields["state"]) == ("no-space", True)
     assert "/etc/theirs" not in caught.value.message
 

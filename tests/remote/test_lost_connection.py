@@ -12,7 +12,7 @@ import pytest
 
 from opsctl.cli.main import run
 from opsctl.errors import Exit, Lost, RemoteError, Unreachable
-from opsctl.sglang.http import Sampling, Server
+from opsctl.sglang.server.api import Sampling, Server
 from tests.conftest import MakeHost
 from tests.proxy import Proxy
 from tests.sshd import Sshd

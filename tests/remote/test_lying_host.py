@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import Call
 from opsctl.answers import Ours, understood
 from opsctl.cli.main import run as opsctl
 from opsctl.errors import Exit, RemoteError
+from opsctl.wire.protocol import Call
 from tests.conftest import MakeHost
 from tests.engine.world import Project
 

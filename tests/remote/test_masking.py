@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import RemoteError
 from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import Call
 from tests.remote.steps import RUN, begin, tree
 from tests.sshd import eventually
 

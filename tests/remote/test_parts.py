@@ -9,12 +9,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent import arrival
-from opsctl.agent.chunking import BLOCK, BLOCK_DIGEST
-from opsctl.agent.protocol import Context
+from opsctl.agent.stage import receive
 from opsctl.drafter.chunks import Range
 from opsctl.drafter.staging import Source
 from opsctl.remote.parts import Part, loads
+from opsctl.wire.chunking import BLOCK, BLOCK_DIGEST
+from opsctl.wire.protocol import Context
 
 MIB = 1 << 20
 
@@ -33,20 +33,20 @@ def test_loads_hold_every_byte_once_and_are_divided_at_blocks(spans: list[tuple[
 def test_what_arrives_is_in_its_place_and_proven_until_somebody_else_writes_there(tmp_path: Path) -> None:
     call = Context()
     call.body = b"bbbcccccaa"
-    arrival.receive(call, str(tmp_path), [["f", 2, 5], ["f", 5, 10], ["g", 4, 6]])
+    receive.receive(call, str(tmp_path), [["f", 2, 5], ["f", 5, 10], ["g", 4, 6]])
     call.body = b"aa"
-    arrival.receive(call, str(tmp_path), [["f", 0, 2]])
+    receive.receive(call, str(tmp_path), [["f", 0, 2]])
     assert (tmp_path / "f").read_bytes() == b"aabbbccccc"
     assert (tmp_path / "g").read_bytes() == b"\0\0\0\0aa"
-    with open(arrival.notes(str(tmp_path)), "a") as notes:
+    with open(receive.notes(str(tmp_path)), "a") as notes:
         notes.write('\n["g", 0')  # cut while it was written
-    assert arrival.noted(str(tmp_path)) == [("f", 0, 10), ("g", 4, 6)]
+    assert receive.noted(str(tmp_path)) == [("f", 0, 10), ("g", 4, 6)]
     os.utime(tmp_path / "g")
-    proven = arrival.proven(str(tmp_path))
+    proven = receive.proven(str(tmp_path))
     assert {name: sorted(blocks) for name, blocks in proven.items()} == {"f": [(0, 2), (2, 5), (5, 10)]}
     assert proven["f"][2, 5] == hashlib.sha256(b"bbb").digest()
-    arrival.forget(str(tmp_path))
-    assert arrival.noted(str(tmp_path)) == []
+    receive.forget(str(tmp_path))
+    assert receive.noted(str(tmp_path)) == []
 
 
 @given(st.lists(st.integers(0, 3 * MIB), min_size=2, max_size=12, unique=True))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.protocol import Call
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import Call
 
 OTHER = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")

@@ -17,12 +17,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import dsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import AuthFailed, HostKeyError, Unreachable
 from opsctl.remote import hostkeys, ssh_config
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.remote.spec import ConnectionSpec, Timeouts
 from opsctl.remote.trust import fetch
+from opsctl.wire.protocol import Call
 from tests.conftest import MakeHost
 from tests.proxy import Proxy, fewest
 from tests.sshd import Sshd, free_port, keygen, proxy_command

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import flocks, history, journal, process
-from opsctl.agent.protocol import AgentError, Context
-from opsctl.agent.statedir import demand_safe
+from opsctl.agent.core import flocks, history, journal
+from opsctl.agent.core.statedir import demand_safe
+from opsctl.agent.process import process
 from opsctl.errors import RemoteError
+from opsctl.wire.protocol import AgentError, Context
 from tests.campaigns.damages import child
 from tests.conftest import MakeHost
 from tests.remote.steps import begin

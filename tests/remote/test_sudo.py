@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import lock
-from opsctl.agent.protocol import AgentError, Call, Context
+from opsctl.agent.core import lock
 from opsctl.engine import hostlock, journal
 from opsctl.engine.connections import Connections
 from opsctl.engine.options import Options
@@ -26,6 +25,7 @@ from opsctl.errors import AuthFailed, Exit, Locked
 from opsctl.inventory import load
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.secret import Secret
+from opsctl.wire.protocol import AgentError, Call, Context
 from tests.sshd import SSHD, Sshd, free_port
 
 PASSWORD = "correct horse"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.protocol import Call
 from opsctl.errors import Conflict, Locked, RemoteError
 from opsctl.remote import journal
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.protocol import Call
 from tests.conftest import MakeHost
 from tests.remote.steps import RUN, begin, supervised, writing
 from tests.sshd import Sshd, eventually

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent import source
-from opsctl.agent.protocol import AgentError, Call, Reply
+from opsctl.agent.source import source
 from opsctl.errors import RemoteError, UsageError
-from opsctl.sglang import patching, patchset, proofs, reverting
-from opsctl.sglang.tree import DRAFTER, SourceTree, here, load, received, request
+from opsctl.sglang.patches import patching, patchset, proofs, reverting
+from opsctl.sglang.source.tree import DRAFTER, SourceTree, here, load, received, request
+from opsctl.wire.protocol import AgentError, Call, Reply
 from tests.sglang_source.conftest import MakeTree
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.calls import invoke
-from opsctl.agent.protocol import AgentError, Context
+from opsctl.agent.core.dispatch import invoke
 from opsctl.errors import Exit
-from opsctl.sglang import patching, patchset
-from opsctl.sglang.patchset import FileEdit, Plan, Report
-from opsctl.sglang.tree import here, load
+from opsctl.sglang.patches import patching, patchset
+from opsctl.sglang.patches.patchset import FileEdit, Plan, Report
+from opsctl.sglang.source.tree import here, load
+from opsctl.wire.protocol import AgentError, Context
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
 

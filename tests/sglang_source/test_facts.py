@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from opsctl.cli.main import run
 from opsctl.cli.source import app
-from opsctl.sglang import facts
-from opsctl.sglang.tree import here, load
+from opsctl.sglang.source import facts
+from opsctl.sglang.source.tree import here, load
 from tests.sglang_source.conftest import MakeTree
 
 MODELS = "python/sglang/srt/models"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.launchflags import known
-from opsctl.agent.protocol import Context
-from opsctl.sglang.flags import history
+from opsctl.agent.source.launchflags import known
+from opsctl.sglang.server.flags import history
 from opsctl.sglang.version import parse
+from opsctl.wire.protocol import Context
 from tests.sglang_source.releases import wheel
 
 # How many argparse itself has (its own --help aside), in environments in which the release can be imported.

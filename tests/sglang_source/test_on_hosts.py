@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import durable
-from opsctl.agent.patching import RECORD
-from opsctl.agent.protocol import Call
+from opsctl.agent.core import durable
+from opsctl.agent.source.patching import RECORD
 from opsctl.cli.main import run
 from opsctl.errors import Exit
 from opsctl.inventory import load
 from opsctl.remote.host import connect
-from opsctl.sglang import patchset, tree
-from opsctl.sglang.patchset import FileEdit
+from opsctl.sglang.patches import patchset
+from opsctl.sglang.patches.patchset import FileEdit
+from opsctl.sglang.source import tree
+from opsctl.wire.protocol import Call
 from tests.proxy import Proxy, fewest
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git

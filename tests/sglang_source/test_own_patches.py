@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from opsctl import patchfiles
 from opsctl.cli.patch import app
 from opsctl.errors import UsageError
-from opsctl.sglang import patching, patchset
-from opsctl.sglang.tree import here, load
+from opsctl.sglang.patches import patching, patchset
+from opsctl.sglang.source.tree import here, load
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
 

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from opsctl.cli.patch import app
-from opsctl.sglang import patchset, proofs
-from opsctl.sglang.tree import here, load
+from opsctl.sglang.patches import patchset, proofs
+from opsctl.sglang.source.tree import here, load
 from tests.sglang_source.conftest import MakeTree
 
 PATCHES = (

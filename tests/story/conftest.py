@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import flocks
+from opsctl.agent.core import flocks
 from opsctl.practice import models
 from opsctl.practice.host import PracticeHost, practice_host
 from tests.sshd import eventually

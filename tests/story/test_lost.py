@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from opsctl.agent import flocks
+from opsctl.agent.core import flocks
 from tests.story.conftest import Story
 from tests.story.dying import holders
 

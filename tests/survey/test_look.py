@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from opsctl.agent.protocol import Context
-from opsctl.agent.survey import look
+from opsctl.agent.source.survey import look
+from opsctl.wire.protocol import Context
 
 
 def executable(path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent import unitname
+from opsctl.agent.process import unitname
 from opsctl.engine.find import shipped
 from opsctl.engine.loader import load_playbook
 from opsctl.inventory import load
-from opsctl.sglang import command, launch
+from opsctl.sglang.server import command, launch
 from opsctl.survey import write
 from opsctl.survey.found import Checkout, Found, Running
 from opsctl.survey.look import environment_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from opsctl.gpu.checks import active, cards, driver, fabric, host, kernel, memory, pcie, processes, service, topology
-from opsctl.gpu.fields import table
 from opsctl.gpu.model import Evidence, Found
+from opsctl.gpu.read.fields import table
 from opsctl.gpu.settings import Settings
 
 CheckFunction = Callable[[Evidence, Settings], list[Found]]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from opsctl.sglang import symbols
-from opsctl.sglang.symbols import Function, Method, Module, NotPython, find_method, parse
-from opsctl.sglang.tree import SourceTree
+from opsctl.sglang.source import symbols
+from opsctl.sglang.source.symbols import Function, Method, Module, NotPython, find_method, parse
+from opsctl.sglang.source.tree import SourceTree
 from opsctl.sglang.version import Release
 from opsctl.sglang.version import parse as parse_release
 

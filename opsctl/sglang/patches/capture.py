@@ -10,7 +10,6 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from opsctl.sglang import splice
 from opsctl.sglang.patches.base import (
     About,
     Finding,
@@ -22,7 +21,8 @@ from opsctl.sglang.patches.base import (
     not_applicable,
     origin,
 )
-from opsctl.sglang.symbols import (
+from opsctl.sglang.source import splice
+from opsctl.sglang.source.symbols import (
     ClassRef,
     Function,
     Method,
@@ -33,7 +33,7 @@ from opsctl.sglang.symbols import (
     resolve,
     walk,
 )
-from opsctl.sglang.tree import KIMI, SourceTree
+from opsctl.sglang.source.tree import KIMI, SourceTree
 from opsctl.sglang.version import Release
 
 CAPTURE, GET, SET = "set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head"

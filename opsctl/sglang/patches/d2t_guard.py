@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import CLASS, Loader, loader
-from opsctl.sglang.symbols import assignments, called_name
-from opsctl.sglang.tree import DRAFTER, SourceTree
+from opsctl.sglang.source import splice
+from opsctl.sglang.source.symbols import assignments, called_name
+from opsctl.sglang.source.tree import DRAFTER, SourceTree
 
 _CHECK = '''
 def _check_d2t(self, d2t):

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from opsctl.sglang.patches.base import conflict, needed_module, strings, walk
-from opsctl.sglang.symbols import (
+from opsctl.sglang.source.symbols import (
     ClassRef,
     Method,
     Module,
@@ -17,7 +17,7 @@ from opsctl.sglang.symbols import (
     find_method,
     resolve,
 )
-from opsctl.sglang.tree import DRAFTER, SourceTree
+from opsctl.sglang.source.tree import DRAFTER, SourceTree
 
 CLASS = "LlamaForCausalLMEagle3"
 

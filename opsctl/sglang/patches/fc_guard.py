@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import inner_model, loader
-from opsctl.sglang.symbols import ClassRef, Method, dotted
-from opsctl.sglang.tree import DRAFTER, SourceTree
+from opsctl.sglang.source import splice
+from opsctl.sglang.source.symbols import ClassRef, Method, dotted
+from opsctl.sglang.source.tree import DRAFTER, SourceTree
 
 # While drafting (decode) the features are the draft model's own, of its hidden size, and rightly pass fc by.
 _GUARD = """

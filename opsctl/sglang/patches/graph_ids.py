@@ -6,11 +6,11 @@ import ast
 from collections.abc import Mapping
 from functools import lru_cache
 
-from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable, origin
 from opsctl.sglang.patches.capture import CAPTURE
-from opsctl.sglang.symbols import Module, called_name, dotted, find_class, mentioning, parse, walk
-from opsctl.sglang.tree import CAPTURE_SETUP, GRAPH_RUNNER, GRAPH_RUNNER_NEW, MODEL_RUNNER, SourceTree
+from opsctl.sglang.source import splice
+from opsctl.sglang.source.symbols import Module, called_name, dotted, find_class, mentioning, parse, walk
+from opsctl.sglang.source.tree import CAPTURE_SETUP, GRAPH_RUNNER, GRAPH_RUNNER_NEW, MODEL_RUNNER, SourceTree
 from opsctl.sglang.version import Release
 
 _WIDTH = 88  # SGLang's line length

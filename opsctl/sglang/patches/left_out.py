@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from opsctl.sglang.patches.base import About, Finding, Patch, Status, finding
-from opsctl.sglang.tree import SourceTree
+from opsctl.sglang.source.tree import SourceTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, origin, reachable
 from opsctl.sglang.patches.drafter import CLASS, Loader, inner_model, layer_attribute, loader, mentions
-from opsctl.sglang.symbols import dotted
-from opsctl.sglang.tree import DRAFTER, SourceTree
+from opsctl.sglang.source import splice
+from opsctl.sglang.source.symbols import dotted
+from opsctl.sglang.source.tree import DRAFTER, SourceTree
 from opsctl.sglang.version import Release
 
 

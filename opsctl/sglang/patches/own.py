@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opsctl.sglang import splice
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable
-from opsctl.sglang.symbols import ClassRef, Function, Module, find_class
-from opsctl.sglang.tree import SourceTree
+from opsctl.sglang.source import splice
+from opsctl.sglang.source.symbols import ClassRef, Function, Module, find_class
+from opsctl.sglang.source.tree import SourceTree
 
 
 @dataclass(frozen=True, slots=True)

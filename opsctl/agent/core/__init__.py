@@ -1,0 +1,1 @@
+"""The agent itself: frames, calls, journal, locks, whose rights it takes."""

@@ -1,0 +1,193 @@
+"""What a host is: gathered in parts side by side, each with a time limit of its own.
+
+A part that fails or hangs is named in `missing` with the reason; it never holds up the others. Mounted file systems
+are only asked for their size when they are local: statvfs on a dead network mount never returns.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from opsctl.agent.gpu import smi
+from opsctl.agent.process.pids import boot_id
+from opsctl.wire.protocol import Context
+
+Facts = Dict[str, Any]
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "vfat", "bcachefs", "jfs"}
+NVIDIA = "0x10de"
+SMI_LIMIT = 2.9  # seconds; with the grace that a hung one is given, less than a part has
+
+
+def gather(call: Context, parts: Optional[List[str]] = None, limit: float = 5.0) -> Facts:
+    """The parts asked for (all), and why others are missing: {"os": {...}, ..., "missing": {"gpus": "reason"}}."""
+    wanted = [name for name in PARTS if parts is None or name in parts]
+    found: Facts = {}
+    missing: Dict[str, str] = {}
+
+    def work(name: str) -> None:
+        try:
+            found[name] = PARTS[name]()
+        except Exception as error:  # noqa: BLE001  one part must not take the others with it
+            missing[name] = "%s: %s" % (type(error).__name__, error)
+
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in wanted]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + limit
+    for name, thread in zip(wanted, threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            missing[name] = "no answer in %g s" % limit
+    return dict({name: found[name] for name in wanted if name in found}, missing=missing)
+
+
+def _os() -> Facts:
+    release = _pairs(_read("/etc/os-release"), "=")
+    return {
+        "id": release.get("ID", "").strip('"'),
+        "version": release.get("VERSION_ID", "").strip('"'),
+        "name": release.get("PRETTY_NAME", "").strip('"'),
+    }
+
+
+def _kernel() -> Facts:
+    return {
+        "release": platform.release(),
+        "machine": platform.machine(),
+        "command_line": _read("/proc/cmdline").strip(),
+    }
+
+
+def _cpu() -> Facts:
+    info = _read("/proc/cpuinfo")
+    models = re.findall(r"^model name\s*:\s*(.*)$", info, re.M)
+    sockets = set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.M))
+    usable = len(os.sched_getaffinity(0))
+    return {"model": models[0] if models else platform.processor(), "count": usable, "sockets": len(sockets) or 1}
+
+
+def _memory() -> Facts:
+    info = _pairs(_read("/proc/meminfo"), ":")
+    kib = {key: int(value.split()[0]) for key, value in info.items() if value.split()}
+    names = {"total": "MemTotal", "available": "MemAvailable", "swap_total": "SwapTotal", "swap_free": "SwapFree"}
+    return {name: kib.get(key, 0) << 10 for name, key in names.items()}
+
+
+def _disks() -> List[Facts]:
+    seen: Dict[str, Facts] = {}
+    for line in _read("/proc/self/mounts").splitlines():
+        device, path, kind = (_unescaped(word) for word in line.split()[:3])
+        if path.startswith(("/proc", "/sys", "/dev", "/run/")) and path != "/dev/shm":
+            continue
+        if kind in LOCAL or _is_remote(kind):
+            seen[path] = {"path": path, "device": device, "type": kind}
+    for path, disk in seen.items():
+        if disk["type"] in LOCAL:
+            info = os.statvfs(path)
+            disk.update(total=info.f_blocks * info.f_frsize, free=info.f_bavail * info.f_frsize)
+    return [seen[path] for path in sorted(seen)]
+
+
+def _numa() -> List[Facts]:
+    top = "/sys/devices/system/node"
+    names = sorted((n for n in _names(top) if re.match(r"node\d+$", n)), key=lambda n: int(n[4:]))
+    return [{"node": int(name[4:]), "cpus": _read("%s/%s/cpulist" % (top, name)).strip()} for name in names]
+
+
+def _gpus() -> Facts:
+    """Devices from sysfs, which answers when the driver does not; names and memory from nvidia-smi if it is quick."""
+    devices = []
+    top = "/sys/bus/pci/devices"
+    for name in sorted(_names(top)):
+        folder = "%s/%s" % (top, name)
+        if _read(folder + "/vendor").strip() != NVIDIA or not _read(folder + "/class").startswith(("0x0300", "0x0302")):
+            continue
+        device = {"bus": name.lower(), "device": _read(folder + "/device").strip()}
+        device["numa"] = _read(folder + "/numa_node").strip()
+        devices.append(device)
+    found: Facts = {"devices": devices, "driver": _read("/sys/module/nvidia/version").strip() or None}
+    columns = "index,uuid,pci.bus_id,name,driver_version,memory.total"
+    rows, reason = smi.rows(Context(), "--query-gpu=" + columns, SMI_LIMIT)
+    if rows is None:
+        found["nvidia_smi"] = reason
+    names = ("index", "uuid", "bus", "name", "driver", "memory_mib")
+    found["gpus"] = [dict(zip(names, row)) for row in rows or []]
+    found["count"] = len(found["gpus"]) or len(devices)
+    return found
+
+
+def _python() -> Facts:
+    import sys
+
+    return {"version": platform.python_version(), "executable": sys.executable}
+
+
+def _cuda() -> Facts:
+    homes = sorted("/usr/local/" + name for name in _names("/usr/local") if re.match(r"cuda(-\d|$)", name))
+    found: Facts = {"homes": homes, "home": os.environ.get("CUDA_HOME")}
+    text = _read("/usr/local/cuda/version.json")
+    version = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', text)
+    found["version"] = version.group(1) if version else None
+    return found
+
+
+def _host() -> Facts:
+    return {"name": socket.gethostname(), "boot": boot_id(), "uptime": float(_read("/proc/uptime").split()[0])}
+
+
+def _user() -> Facts:
+    import pwd
+
+    entry = pwd.getpwuid(os.geteuid())
+    return {"name": entry.pw_name, "uid": entry.pw_uid, "home": entry.pw_dir, "shell": entry.pw_shell}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read(1 << 20)
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> List[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _pairs(text: str, separator: str) -> Dict[str, str]:
+    split = (line.partition(separator) for line in text.splitlines())
+    return {key.strip(): value.strip() for key, found, value in split if found}
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), word)
+
+
+def _is_remote(kind: str) -> bool:
+    return kind.startswith(("nfs", "cifs", "ceph", "lustre", "fuse.", "9p", "beegfs", "gpfs", "smb"))
+
+
+PARTS: Dict[str, Callable[[], Any]] = {
+    "os": _os,
+    "kernel": _kernel,
+    "cpu": _cpu,
+    "memory": _memory,
+    "disks": _disks,
+    "numa": _numa,
+    "gpu": _gpus,
+    "python": _python,
+    "cuda": _cuda,
+    "host": _host,
+    "user": _user,
+}
+
+CALLS = {"gather": gather}

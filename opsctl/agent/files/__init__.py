@@ -1,0 +1,1 @@
+"""Files and folders: looked at, changed, put back."""

@@ -1,0 +1,1 @@
+"""GPUs and the host around them: evidence for the health checks."""

@@ -1,0 +1,163 @@
+"""Leftovers of inference servers: list the files they leave, and remove what was listed, if it is still the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import time
+from typing import Any, Dict, List, Set
+
+from opsctl.agent.gpu import process_table
+from opsctl.agent.process import pids
+from opsctl.wire.protocol import Context
+
+_SHARED = re.compile(r"^(nccl-|psm_|sem\.|mp-|torch_)")
+_SOCKET = re.compile(r"^tmp[a-z0-9_]{8}$")
+TICK = 0.1
+
+Json = Dict[str, Any]
+
+
+def files(call: Context, root: str = "/", temporary: str = "/tmp") -> Json:
+    """Shared memory files and ipc sockets that could be leftovers, and whether a process uses them."""
+    found = []
+    for folder, where in (("shm", "/dev/shm"), ("tmp", temporary)):
+        here = os.path.join(root, where.lstrip("/"))
+        for name in _names(here):
+            wanted = _SHARED if folder == "shm" else _SOCKET
+            with contextlib.suppress(OSError):
+                if wanted.match(name):
+                    found.append(_file(os.lstat(os.path.join(here, name)), where + "/" + name, folder))
+    used = _used(root, {f["path"] for f in found})
+    me = os.geteuid()
+    for f in found:
+        private = not f.pop("mode") & 0o077 and f["uid"] == me
+        f["in_use"] = True if f["path"] in used else (False if me == 0 or private else None)
+    return {"files": found, "uid": me, "now": time.time()}
+
+
+def remove(call: Context, processes: List[Json], paths: List[Json], root: str = "/", patience: float = 10.0) -> Json:
+    """End `processes` ({pid, ticks, sid, cgroup}) and unlink `paths` ({path, inode, modified}).
+
+    Each is looked at again first: what is no longer what was listed is left alone, and said so.
+    """
+    told: List[Json] = []
+    ended = [p for p in processes if _signal(p, signal.SIGTERM, root, told)]
+    left = _until_gone(call, ended, root, patience)
+    for process in left:
+        _signal(process, signal.SIGKILL, root, told)
+    stuck = {p["pid"] for p in _until_gone(call, left, root, patience)}
+    told += [
+        {"pid": p["pid"], "done": p["pid"] not in stuck, "why": "does not end" if p["pid"] in stuck else ""}
+        for p in ended
+    ]
+    used = _used(root, {p["path"] for p in paths})
+    for wanted in paths:
+        why = _unlink(os.path.join(root, wanted["path"].lstrip("/")), wanted, used)
+        told.append({"path": wanted["path"], "done": not why, "why": why})
+    return {"done": told}
+
+
+def _file(said: os.stat_result, path: str, folder: str) -> Json:
+    return {
+        "path": path,
+        "folder": folder,
+        "uid": said.st_uid,
+        "size": said.st_size,
+        "modified": said.st_mtime,
+        "socket": stat.S_ISSOCK(said.st_mode),
+        "inode": said.st_ino,
+        "mode": said.st_mode,
+    }
+
+
+def _used(root: str, paths: Set[str]) -> Set[str]:
+    """Which of `paths` some visible process maps, opens or listens on."""
+    proc = os.path.join(root, "proc")
+    found = _listening(os.path.join(proc, "net/unix"))
+    networks = set()
+    for pid in filter(str.isdigit, _names(proc)):
+        # The sockets of a container stand in the list of its own network.
+        with contextlib.suppress(OSError):
+            network = os.readlink(os.path.join(proc, pid, "ns/net"))
+            if network not in networks:
+                networks.add(network)
+                found |= _listening(os.path.join(proc, pid, "net/unix"))
+        maps = _text(os.path.join(proc, pid, "maps"))
+        found |= {path for path in paths if path in maps}
+        for name in _names(os.path.join(proc, pid, "fd")):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(os.path.join(proc, pid, "fd", name)))
+    return found & paths
+
+
+def _listening(path: str) -> Set[str]:
+    return {line.split()[-1] for line in _text(path).splitlines() if "/" in line}
+
+
+def _signal(process: Json, number: int, root: str, told: List[Json]) -> bool:
+    """Send the signal if the pid still means the same process."""
+    try:
+        if not _same(process, root):
+            raise ProcessLookupError
+        pids.signal(pids.Process(process["pid"], "", 0, 0, process["sid"], process["ticks"]), number)
+    except ProcessLookupError:
+        told.append({"pid": process["pid"], "done": True, "why": "had ended"})
+    except OSError as error:
+        told.append({"pid": process["pid"], "done": False, "why": os.strerror(error.errno or 0)})
+    else:
+        return True
+    return False
+
+
+def _same(process: Json, root: str) -> bool:
+    now = process_table.look(root, process["pid"])
+    return (
+        now is not None
+        and now["state"] not in ("Z", "X")
+        and all(now[name] == process[name] for name in ("ticks", "sid", "cgroup", "uid"))
+    )
+
+
+def _until_gone(call: Context, processes: List[Json], root: str, patience: float) -> List[Json]:
+    """Those that are still there after `patience` seconds."""
+    until = time.monotonic() + patience
+    left = [p for p in processes if _same(p, root)]
+    while left and time.monotonic() < until and not call.cancelled():
+        time.sleep(TICK)
+        left = [p for p in left if _same(p, root)]
+    return left
+
+
+def _unlink(path: str, wanted: Json, used: Set[str]) -> str:
+    """Why the file was left, empty when it was removed."""
+    if wanted["path"] in used:
+        return "a process uses it now"
+    try:
+        said = os.lstat(path)
+        if (said.st_ino, said.st_mtime) != (wanted["inode"], wanted["modified"]):
+            return "it is another file now"
+        os.unlink(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return ""
+
+
+def _names(folder: str) -> List[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(folder))
+    return []
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read()
+    return ""
+
+
+CALLS = {"files": files, "remove": remove}

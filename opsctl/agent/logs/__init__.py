@@ -1,0 +1,1 @@
+"""Server logs: read, followed, collected."""

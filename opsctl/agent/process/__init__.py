@@ -1,0 +1,1 @@
+"""Commands, processes, units and containers."""

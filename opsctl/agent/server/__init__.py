@@ -1,0 +1,1 @@
+"""SGLang servers: found, started, waited for."""

@@ -1,0 +1,160 @@
+"""Whose process listens on a port, and whether opsctl may take it over: stop it, and start it again as it was.
+
+A process is taken over only when it is an SGLang server by its own command line, program and place in the tree of
+processes, and when all that starts it again could be read. Everything else is told by name and left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Optional
+
+from opsctl.agent.process import pids, unitname, units
+from opsctl.wire import command_line
+from opsctl.wire.protocol import Context
+
+# By the name that the kernel has of them: each starts its child again, or ends with it.
+_MANAGERS = ("supervisord", "circusd", "runsv", "s6-supervise", "slurmstepd")
+# What a container begins with, where it is not the program itself; the container ends with its first child.
+_FIRST_OF_A_CONTAINER = ("tini", "docker-init", "dumb-init", "catatonit")
+_NAMESPACES = ("mnt", "pid", "net", "user")
+
+
+def listening(call: Context, port: int) -> Optional[Dict[str, Any]]:
+    """Who listens on a port; None if no one does.
+
+    {"pid", "start", "command", "argv", "server", "user", "began", "service", "obstacle"}: of the first process of the
+    SGLang server, where the listener is part of one (`server`), else of the listener itself. began is in seconds since
+    the epoch. service is the unit of systemd that it is, {"unit", "user"}, which would start it again when it is
+    stopped. obstacle says why it cannot be taken over, None if it can. Where another user's process listens that we
+    may not see, there is only {"pid": None, "command": ""}.
+    """
+    found = pids.listener(port)
+    if found is None or found["pid"] is None:
+        return found
+    first = server_of(found["pid"])
+    seen = first or pids.look(found["pid"])
+    if seen is None:
+        return {"pid": None, "command": found["command"]}  # it ended while it was looked at
+    argv = command_line.masked(pids.argv(seen.pid))
+    uid = pids.owner(seen.pid)
+    return {
+        "pid": seen.pid,
+        "start": seen.start,
+        "command": " ".join(argv)[:400],
+        "argv": argv,
+        "server": first is not None,
+        "user": None if uid is None else pids.user_name(uid),
+        "began": pids.began(seen),
+        "service": units.running(call, seen.pid),
+        "obstacle": obstacle(seen) if first is not None else None,
+    }
+
+
+def server_of(pid: int) -> Optional[pids.Process]:
+    """The first process of the SGLang server that a process is part of; None if it is part of none.
+
+    Parts of a server have titles of their own. A program that holds a server (`timeout`, `ssh`, `tmux` with the
+    server's command as arguments) is none: stopping it would end more than the server.
+    """
+    found = None
+    for each in pids.ancestors(pid):
+        if _runs_server(each):
+            found = each
+        elif found is not None:
+            break
+    return pids.look(found) if found is not None else None
+
+
+def obstacle(process: pids.Process) -> Optional[str]:
+    """Why a server cannot be stopped and started again as it was; None if it can."""
+    pid, me = process.pid, os.geteuid()
+    ids = pids.all_ids(pid)
+    if ids is None:
+        return "it has ended"
+    if set(ids) != {me}:
+        others = sorted(ids - {me})
+        whose = " and ".join(pids.user_name(uid) for uid in others)
+        return "it runs as %s, and opsctl works as %s here" % (whose, pids.user_name(me))
+    inside = _other_world(pid)
+    if inside is not None:
+        return inside
+    manager = _manager(process)
+    if manager is not None:
+        return manager
+    if process.group != pid:
+        return "it shares its process group with what started it (pid %d: %s)" % (
+            process.group, pids.command(process.group, 80) or "ended",
+        )  # fmt: skip
+    return _unrecorded(pid)
+
+
+def bystanders(process: pids.Process) -> List[pids.Process]:
+    """Living members of its process group that are no part of the server, as `tee` at the end of a pipe."""
+    family = set(pids.family(process.pid))
+    members = [each for each in pids.session(process.session) if each.group == process.group]
+    return [each for each in members if each.pid not in family and not command_line.is_part(pids.command(each.pid))]
+
+
+def _runs_server(pid: int) -> bool:
+    program = pids.executable(pid)
+    if program is not None and not command_line.is_python(program.replace(" (deleted)", "")):
+        return False  # a name says nothing: any program can be given any arguments
+    return command_line.runs_server(pids.argv(pid))
+
+
+def _other_world(pid: int) -> Optional[str]:
+    for kind in _NAMESPACES:
+        try:
+            theirs = os.readlink("/proc/%d/ns/%s" % (pid, kind))
+        except OSError:
+            return "its %s namespace cannot be read" % kind
+        if theirs != os.readlink("/proc/self/ns/" + kind):
+            container = unitname.container(pids.group_of(pid))
+            return "it runs in container %s" % container[:12] if container else "it runs in a container"
+    return None
+
+
+def _manager(process: pids.Process) -> Optional[str]:
+    """Which program would notice its end, and start it again or end too."""
+    parent = pids.name(process.parent)
+    # What has lost its parent gets process 1 for one, which is supervisord in many containers.
+    if parent in _MANAGERS and (process.parent != 1 or _environment(process.pid, "SUPERVISOR_PROCESS_NAME")):
+        return "%s (pid %d) would start it again" % (parent, process.parent)
+    if process.pid == 1 or (parent in _FIRST_OF_A_CONTAINER and process.pid == _eldest(process.parent)):
+        return "it is the main process of its container, which ends with it"
+    return None
+
+
+def _eldest(parent: int) -> Optional[int]:
+    """The child that a process has had for the longest."""
+    children = [each for each in pids.processes() if each.parent == parent]
+    return min(children, key=lambda each: each.start).pid if children else None
+
+
+def _environment(pid: int, name: str) -> bool:
+    """Whether a variable was set when it was started."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as stream:
+            return any(pair.startswith(name.encode() + b"=") for pair in stream.read().split(b"\0"))
+    except OSError:
+        return False
+
+
+def _unrecorded(pid: int) -> Optional[str]:
+    """What a start of the same server would lack."""
+    program = pids.executable(pid)
+    if program is None or not os.access(program.replace(" (deleted)", ""), os.X_OK):
+        return "its program %s is no longer there" % program
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as stream:
+            if not stream.read(1):
+                return "its environment cannot be read"
+    except OSError:
+        return "its environment cannot be read"
+    try:
+        folder = os.readlink("/proc/%d/cwd" % pid)
+        there = os.path.samestat(os.stat("/proc/%d/cwd" % pid), os.stat(folder))
+    except OSError:
+        there = False
+    return None if there else "its working folder is no longer there"

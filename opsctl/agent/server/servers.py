@@ -1,0 +1,233 @@
+"""SGLang servers on this host: which processes they are, with what settings, and which code they run.
+
+Secrets do not leave the host: values of key flags are masked, and of the environment only names on a list are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from opsctl.agent.git import checkout
+from opsctl.agent.process import pids, unitname
+from opsctl.agent.server import modelpath
+from opsctl.agent.source import interpreter
+from opsctl.wire import command_line
+from opsctl.wire.protocol import AgentError, Context
+
+# Settings that bear on what a server does; none of them holds a secret.
+ENVIRONMENT = re.compile(r"SGLANG_|SGL_|NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONPATH$|TRITON_|FLASHINFER_")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+_LOCATE = "import importlib.util as u, json; print(json.dumps(list(u.find_spec('sglang').submodule_search_locations)))"
+_LOCATE_LIMIT = 10.0
+_MOST_FILES = 20000
+
+
+def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
+    """The first process of every server, its parent being none itself, in the order of their start.
+
+    {pid, start, members, argv, model, drafter, started, now, user, session, cwd, python, own, environment, unit,
+    user_unit, container, log, log_size, boot}: model and drafter are those that its command names, from its cwd; times
+    are in seconds since the epoch, start in clock ticks since boot; members are the pids of the server; own tells
+    whether our user or root started it; unit and container as the control group names them, user_unit if it is one of a
+    user's own systemd; log is the file that standard output goes to; environment is None where we may not read it. With
+    `locate` also {package, newest, newest_file}: the folder of the `sglang` package that it imported (found by asking
+    its own interpreter), or None, and the file of it that was changed last; and commit, of the checkout that holds the
+    package, where one does.
+    """
+    looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    found = [server for server in looked if server is not None]
+    own = {server["pid"] for server in found}
+    first = [server for server in found if server["parent"] not in own]
+    if first:
+        for server in first:
+            server["members"] = pids.family(server["pid"])
+    if locate:
+        for server in first:
+            locate_one(server)
+    return sorted(first, key=lambda server: (server["started"], server["pid"]))
+
+
+def locate_one(server: Dict[str, Any]) -> None:
+    """Add to a server what `find` tells with `locate`."""
+    package = _package(server)
+    newest, newest_file = _newest(package) if package else (None, None)
+    commit = _commit(package) if package else None
+    server.update(package=package, newest=newest, newest_file=newest_file, commit=commit)
+
+
+def _server(pid: int) -> Optional[Dict[str, Any]]:
+    argv = _words(pid, "cmdline")
+    process = pids.look(pid)
+    if process is None or not process.alive or command_line.arguments(argv) is None:
+        return None
+    environment = _environment(pid)
+    group = pids.group_of(pid)
+    unit, user_unit = unitname.of(group)
+    log = _log(pid)
+    cwd = _link(pid, "cwd")
+    return {
+        "pid": pid,
+        "start": process.start,
+        "parent": process.parent,
+        "session": process.session,
+        "argv": command_line.masked(argv),
+        "model": modelpath.placed(command_line.value(argv, command_line.MODEL), cwd),
+        "drafter": modelpath.placed(command_line.value(argv, command_line.DRAFTER), cwd),
+        "started": pids.began(process),
+        "now": time.time(),
+        "user": _user(pid),
+        "cwd": cwd,
+        "python": _python(pid, argv, cwd),
+        "own": _own(pid),
+        "environment": None
+        if environment is None
+        else {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
+        "unit": unit,
+        "user_unit": user_unit,
+        "container": unitname.container(group),
+        "log": log,
+        "log_size": _size(log),
+        "boot": pids.boot_id(),
+    }
+
+
+def _package(server: Dict[str, Any]) -> Optional[str]:
+    """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order.
+
+    As anybody can give a process the name of a server, its interpreter is asked with the rights of its user at most;
+    None where we cannot take them, and for a process that sees other files than we do.
+    """
+    pid = server["pid"]
+    if server["container"] or not pids.same_root(pid):
+        return None
+    ids = None
+    if not server["own"]:
+        ids = pids.real_ids(pid)
+        if ids is None or os.geteuid() != 0:
+            return None
+    environment = {
+        k: v for k, v in (_environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
+    }
+    return located(server["python"], server["cwd"] or "/", environment, ids)
+
+
+def _own(pid: int) -> bool:
+    """Whether what it names may be run by us: it was started by our user, or by root."""
+    ids = pids.real_ids(pid)
+    return ids is not None and ids[0] in (0, os.geteuid())
+
+
+def located(python: str, cwd: str, environment: Dict[str, str], ids: Optional[Tuple[int, int]] = None) -> Optional[str]:
+    """Folder of the `sglang` package that an interpreter imports, found by asking it; None where it does not say.
+
+    ids: as of `interpreter.answer`.
+    """
+    places = interpreter.answer(python, _LOCATE, cwd, environment, _LOCATE_LIMIT, ids)
+    return next((place for place in places or () if os.path.isdir(place)), None)
+
+
+def _commit(package: str) -> Optional[str]:
+    """The commit of the checkout that tracks this package; None where it was installed otherwise."""
+    said = []
+    for words in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]):
+        try:
+            git = checkout.command(package, words)
+            done = subprocess.run(
+                git.argv,
+                env=git.env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=5.0,
+            )
+        except (AgentError, OSError, subprocess.SubprocessError):
+            return None
+        if done.returncode != 0:
+            return None
+        said = done.stdout.decode("ascii", "replace").split()
+    return said[0] if said else None
+
+
+def _newest(package: str) -> Any:
+    newest, newest_file, seen = 0.0, None, 0
+    for folder, folders, names in os.walk(os.path.join(package, "srt")):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            if not name.endswith(".py"):
+                continue
+            path = os.path.join(folder, name)
+            try:
+                info = os.stat(path)
+            except OSError:  # a broken link, or gone meanwhile
+                continue
+            # A file that is put back in one step may keep its old time; when it was put there, the inode tells.
+            changed = max(info.st_mtime, info.st_ctime)
+            if changed > newest:
+                newest, newest_file = changed, os.path.relpath(path, package)
+            seen += 1
+            if seen >= _MOST_FILES:
+                return newest, newest_file
+    return (newest, newest_file) if newest_file else (None, None)
+
+
+def _python(pid: int, argv: List[str], cwd: Optional[str]) -> str:
+    """The interpreter by the name it was started with, which tells the virtual environment, as its target does not."""
+    if argv and "/" in argv[0] and "python" in os.path.basename(argv[0]) and (cwd or os.path.isabs(argv[0])):
+        return os.path.normpath(os.path.join(cwd or "/", argv[0]))
+    return pids.executable(pid) or "python3"
+
+
+def _log(pid: int) -> Optional[str]:
+    for descriptor in ("1", "2"):
+        target = _link(pid, "fd/" + descriptor)
+        if target and target.startswith("/") and os.path.isfile(target):
+            return target
+    return None
+
+
+def _size(path: Optional[str]) -> int:
+    try:
+        return os.path.getsize(path) if path else 0
+    except OSError:
+        return 0
+
+
+def _environment(pid: int) -> Optional[Dict[str, str]]:
+    """None where we may not know: another user's process."""
+    if not os.access("/proc/%d/environ" % pid, os.R_OK):
+        return None
+    pairs = (word.partition("=") for word in _words(pid, "environ"))
+    return {name: value for name, _, value in pairs}
+
+
+def _words(pid: int, file: str) -> List[str]:
+    data = _read("/proc/%d/%s" % (pid, file))
+    return data.split("\0")[:-1] if data.endswith("\0") else data.split("\0") if data else []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _link(pid: int, name: str) -> Optional[str]:
+    try:
+        return os.readlink("/proc/%d/%s" % (pid, name))
+    except OSError:
+        return None
+
+
+def _user(pid: int) -> Optional[str]:
+    uid = pids.owner(pid)
+    return None if uid is None else pids.user_name(uid)
+
+
+CALLS = {"find": find}

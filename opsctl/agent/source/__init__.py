@@ -1,0 +1,1 @@
+"""SGLang source trees on the host: read, searched, patched."""

@@ -1,0 +1,113 @@
+"""What bears on patching a source tree, in one look. Apart from `patching`, which is five times as long to send."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Dict, List, Optional, Tuple
+
+from opsctl.agent.server import modelpath, servers
+from opsctl.agent.source import draftnames, source
+from opsctl.wire import command_line
+from opsctl.wire.protocol import AgentError, Context, Reply
+
+
+def look(
+    call: Context,
+    root: Optional[str],
+    files: List[str],
+    classes: Tuple[str, ...] = (),
+    exists: Tuple[str, ...] = (),
+    port: Optional[int] = None,
+    model: Optional[str] = None,
+    python: Optional[str] = None,
+    path: Optional[str] = None,
+    drafter: Optional[str] = None,
+    cwd: Optional[str] = None,
+) -> Reply[Any]:
+    """`source.gather` of the tree, with the servers of the host and what they import. Without `root`: the tree served.
+
+    The classes of the target's config.json are gathered too: `model`, or what the server on `port` serves.
+    `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
+    `drafter`: folder of the draft model, where no server runs that names one. `cwd`: where a server would be started.
+    Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path],
+    drafter: as draftnames.told | None}.
+    """
+    found = servers.find(call)
+    serving = next((one for one in found if command_line.port(one["argv"]) == port), None)
+    asking = _Imports(found, serving, python, path)  # interpreters take their time to start
+    asking.start()
+    if root is None:
+        asking.finish()
+        root = _root_of(asking.imported) if asking.imported else None
+    if root is None:
+        raise AgentError(
+            "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
+        )
+    running = serving or {"model": None, "drafter": None}
+    architectures = draftnames.architectures(modelpath.placed(model, cwd) or running["model"])
+    drafter = running["drafter"] or modelpath.placed(drafter, cwd)
+    reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
+    asking.finish()
+    top = os.path.join(reply.result["root"], reply.result["prefix"])
+    paths = (entry["path"] for entry in reply.result["files"] if not entry["head"])
+    more = {
+        "servers": found,
+        "architectures": architectures,
+        "imported": os.path.realpath(asking.imported) if asking.imported else None,
+        "drafter": draftnames.told(drafter) if drafter else None,
+        "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
+    }
+    return Reply(dict(reply.result, **more), reply.body)
+
+
+class _Imports(threading.Thread):
+    """Finds out which package every server imports, and `imported`: the one that `serving` does, or `python` would."""
+
+    def __init__(
+        self, found: List[Dict[str, Any]], serving: Optional[Dict[str, Any]], python: Optional[str], path: Optional[str]
+    ) -> None:
+        super().__init__(daemon=True)
+        self.found, self.serving, self.python, self.path = found, serving, python, path
+        self.imported: Optional[str] = None
+        self._failed: Optional[BaseException] = None
+
+    def finish(self) -> None:
+        """Wait until everything is found out. Raises what went wrong meanwhile."""
+        self.join()
+        if self._failed:
+            raise self._failed
+
+    def run(self) -> None:
+        try:
+            self._locate()
+        except BaseException as error:  # noqa: BLE001  whatever ends a thread, `finish` raises it
+            self._failed = error
+
+    def _locate(self) -> None:
+        for server in self.found:
+            server.update(package=None, newest=None, newest_file=None)
+            servers.locate_one(server)
+        if self.serving:
+            self.imported = self.serving["package"]
+        elif self.python:
+            self.imported = servers.located(self.python, "/", _environment(self.path))
+
+
+def _writable(path: str) -> bool:
+    real = os.path.realpath(path)
+    return os.access(os.path.dirname(real), os.W_OK) or os.access(real, os.W_OK)
+
+
+def _root_of(package: str) -> str:
+    """The tree of a package folder: the checkout, where it is python/sglang, else the folder that contains it."""
+    above = os.path.dirname(os.path.realpath(package))
+    return os.path.dirname(above) if os.path.basename(above) == "python" else above
+
+
+def _environment(path: Optional[str]) -> Dict[str, str]:
+    known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return dict(known, PYTHONPATH=path) if path else known
+
+
+CALLS = {"look": look}

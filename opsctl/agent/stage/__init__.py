@@ -1,0 +1,1 @@
+"""Draft models as releases: received, verified, switched."""

@@ -1,0 +1,212 @@
+"""Where releases of draft models lie on the host, and what each says of itself.
+
+    ROOT/NAME/DIGEST/           a release; never changed once it is there
+    ROOT/NAME/DIGEST/.release   what it holds: sizes, chunks with their digests, and by which stat they hold
+    ROOT/NAME/DIGEST/.blocks    SHA-256 of each of its blocks, file by file as in `.release`
+    ROOT/NAME/.partial-KEY/     one on its way; a later run continues it, best one of the same files
+    ROOT/NAME/.partial-KEY/.expected    its digest and chunks, once they are known
+
+A chunk is [start, end, digest], as in stagesource. The digests in `.release` count as long as size, mtime and inode of
+a file are as recorded, so that nothing needs to be read again to know what the host has.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as st
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from opsctl.agent.core import durable
+from opsctl.agent.files import regular
+from opsctl.wire.chunking import DIGEST, blocks_in, spans_of
+from opsctl.wire.protocol import AgentError
+
+MANIFEST, BLOCKS = ".release", ".blocks"
+EXPECTED = ".expected"
+PARTIAL = ".partial-"
+SHORT = 16  # hex digits of the digest in a release's name; the manifest has all
+
+Chunk = Sequence[Any]
+
+
+class Damaged(Exception):
+    """A `.release` that is none."""
+
+
+def folder(root: str, name: str) -> str:
+    """The folder of all releases of a name."""
+    return os.path.join(os.path.abspath(os.path.expanduser(root)), plain(name))
+
+
+def release(top: str, digest: str) -> str:
+    """The folder of a release."""
+    return os.path.join(top, _checked(digest)[:SHORT])
+
+
+def partial(top: str, key: str) -> str:
+    """The folder in which a release comes together. `key`: as of chunking."""
+    return os.path.join(top, PARTIAL + _checked(key)[:SHORT])
+
+
+def begun(top: str, key: str) -> str:
+    """The partial folder to go on with: the one of `key`, or else the newest, as files may have been copied or touched.
+
+    What is in another one than that of `key` has to prove that it is the same: it may be of another draft model.
+    """
+    own = partial(top, key)
+    others = [os.path.join(top, entry) for entry in entries(top) if entry.startswith(PARTIAL)]
+    return own if own in others or not others else max(others, key=os.path.getmtime)
+
+
+def _checked(digest: str) -> str:
+    if not all(c in "0123456789abcdef" for c in digest) or len(digest) != 64:
+        raise AgentError("invalid", "not a digest: %r" % digest)
+    return digest
+
+
+def plain(name: str) -> str:
+    """The name, if it stays in its folder and is none of ours."""
+    if os.sep in name or "\0" in name or name.startswith("."):
+        raise AgentError("invalid", "not a plain name: %r" % name)
+    return name
+
+
+def there(top: str) -> Dict[str, str]:
+    """What is there in the place of releases, by the names of their folders: the digest, "" where one was changed."""
+    return {entry: whole(os.path.join(top, entry)) for entry in entries(top) if not entry.startswith(".")}
+
+
+def has(there: Mapping[str, str], digest: str) -> bool:
+    """Whether the release of this digest is there, as `there` tells."""
+    return bool(digest) and there.get(digest[:SHORT]) == digest
+
+
+def whole(path: str) -> str:
+    """The digest of a release that is as it was made, else "" ."""
+    try:
+        told = _manifest(path)
+    except Damaged:
+        return ""
+    if told is None:
+        return ""
+    intact = all(stat(os.path.join(path, name)) == file["stat"] for name, file in told["files"].items())
+    return str(told["digest"]) if intact and set(entries(path)) == {MANIFEST, BLOCKS, *told["files"]} else ""
+
+
+def stat(path: str) -> Optional[List[int]]:
+    """What tells whether a file is still as it was: size, mtime, inode."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns, info.st_ino] if st.S_ISREG(info.st_mode) else None
+
+
+def listed(top: str) -> List[str]:
+    """Releases of every name, the newest first; those in `top` before all others."""
+    root = os.path.dirname(top)
+    found = []
+    for folder in (os.path.join(root, name) for name in entries(root)):
+        paths = (os.path.join(folder, entry) for entry in entries(folder) if not entry.startswith("."))
+        whole = (path for path in paths if not os.path.islink(path) and os.path.exists(os.path.join(path, MANIFEST)))
+        found += [(folder == top, os.stat(path).st_mtime, path) for path in whole]
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def entries(folder: str) -> List[str]:
+    """What is in a folder; nothing if it cannot be looked into."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def held(release: str) -> Optional[Dict[str, Any]]:
+    """The chunks of a release's files that are as they were recorded. Raises Damaged."""
+    told = _manifest(release)
+    if told is None:
+        return None
+    files = {
+        name: file["chunks"]
+        for name, file in told["files"].items()
+        if stat(os.path.join(release, name)) == file["stat"]
+    }
+    return {"path": release, "files": files}
+
+
+def blocks(release: Dict[str, Any]) -> List[bytes]:
+    """Digests of blocks, of all files that `release` (as `held` gave it) tells of; none if not all are there."""
+    told = _manifest(release["path"])
+    if told is None or list(told["files"]) != list(release["files"]):
+        return []
+    try:
+        with regular.opened(os.path.join(release["path"], BLOCKS)) as stream:
+            data = stream.read()
+    except (OSError, AgentError):
+        return []
+    ranges = [chunk[:2] for chunks in release["files"].values() for chunk in chunks]
+    if len(data) != DIGEST * sum(blocks_in(start, end) for start, end in ranges):
+        return []
+    return [data[at : at + DIGEST] for at in range(0, len(data), DIGEST)]
+
+
+def recorded(release: str) -> Dict[str, Dict[Tuple[int, int], bytes]]:
+    """Digests of the blocks of files that are as they were recorded, by where they lie; nothing if it is no release."""
+    try:
+        found = held(release)
+    except Damaged:
+        return {}
+    told = iter(blocks(found) if found else ())
+    files = found["files"] if found else {}
+    return {
+        name: {span: digest for start, end, _ in chunks for span, digest in zip(spans_of(start, end), told)}
+        for name, chunks in files.items()
+    }
+
+
+def describe(folder: str, digest: str, files: Dict[str, List[Chunk]], digests: Iterable[bytes]) -> None:
+    """Write what a folder that is to be a release holds. `digests`: of its blocks."""
+    told = {name: {"stat": stat(os.path.join(folder, name)), "chunks": chunks} for name, chunks in files.items()}
+    for name, data in ((BLOCKS, b"".join(digests)), (MANIFEST, durable.json_bytes({"digest": digest, "files": told}))):
+        durable.write(os.path.join(folder, name), data)
+        os.chmod(os.path.join(folder, name), 0o644)
+
+
+def _manifest(release: str) -> Optional[Dict[str, Any]]:
+    """What the release says it holds; None if it says nothing. Raises Damaged."""
+    path = os.path.join(release, MANIFEST)
+    if not os.path.lexists(path):
+        return None
+    told = durable.read_json(path)
+    if told is None or not isinstance(told.get("digest"), str) or not isinstance(told.get("files"), dict):
+        raise Damaged(path)
+    if not all(_is_file(name, file) for name, file in told["files"].items()):
+        raise Damaged(path)
+    return told
+
+
+def _is_file(name: str, told: Any) -> bool:
+    if os.sep in name or name.startswith(".") or not isinstance(told, dict):
+        return False
+    chunks, was = told.get("chunks"), told.get("stat")
+    return isinstance(was, list) and isinstance(chunks, list) and all(map(_is_chunk, chunks))
+
+
+def _is_chunk(told: Any) -> bool:
+    if not isinstance(told, list) or len(told) != 3:
+        return False
+    start, end, digest = told
+    return isinstance(start, int) and isinstance(end, int) and isinstance(digest, str) and 0 <= start < end
+
+
+def expect(partial: str, digest: str, files: Dict[str, List[Chunk]]) -> None:
+    """Note what a folder that is to be a release is to hold."""
+    durable.write(os.path.join(partial, EXPECTED), durable.json_bytes({"digest": _checked(digest), "files": files}))
+
+
+def expected(partial: str) -> Tuple[str, Dict[str, List[Chunk]]]:
+    """The digest, and the chunks of every file, that were noted."""
+    told = durable.read_json(os.path.join(partial, EXPECTED))
+    if told is None:
+        raise AgentError("failed", "nothing of this has been staged", path=partial)
+    return told["digest"], {plain(name): chunks for name, chunks in told["files"].items()}

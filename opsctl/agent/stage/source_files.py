@@ -1,0 +1,192 @@
+"""Reading a folder that is to be staged: its files in chunks, each with its digest.
+
+A chunk's digest is SHA-256 over the SHA-256 of its blocks, so that one reading tells which blocks of a chunk
+that changed are still the same. Gigabytes are read once: see read_cache.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+from opsctl.agent.checkpoint import read_cache, reading
+from opsctl.agent.checkpoint.read_cache import Reading, Span
+from opsctl.agent.files import regular
+from opsctl.wire.chunking import block_digests, blocks_in, chunk_digest, file_ranges, release_digest, shortened
+from opsctl.wire.protocol import AgentError, Context
+
+WORKERS = 8
+_READ = 1 << 18  # bytes read at a time: a multiple of BLOCK
+
+Chunk = List[Any]  # start, end, digest
+Stat = List[int]  # size, mtime in ns, inode
+
+
+class Outline(NamedTuple):
+    """A folder before it is read: its files, the chunks they are cut into, and what is known of those.
+
+    `settled`: those of `stats` that would show a change from here on.
+    """
+
+    path: str
+    stats: Dict[str, Stat]
+    settled: Mapping[str, Sequence[int]]
+    chunks: List[Span]
+    known: Dict[Span, Reading]
+
+    @property
+    def unknown(self) -> List[Span]:
+        return [span for span in self.chunks if span not in self.known]
+
+
+class Found(NamedTuple):
+    """A folder that was read. `blocks`: for each file the digests of its blocks, chunk by chunk."""
+
+    path: str
+    files: Dict[str, List[Chunk]]
+    stats: Dict[str, Stat]
+    blocks: Dict[str, bytes]
+
+    def told(self) -> Dict[str, Any]:
+        """{path, digest, files: {name: [chunk]}, stats: {name: [size, mtime, inode]}}."""
+        digest = release_digest(self.files)
+        return {"path": self.path, "digest": digest, "files": self.files, "stats": self.stats}
+
+
+def read(call: Context, path: str, follow_links: bool = False) -> Found:
+    """The files of a folder, hidden ones left out. As `outline` and `finish`."""
+    return finish(call, outline(path, follow_links))
+
+
+def outline(path: str, follow_links: bool = False) -> Outline:
+    """The files of a folder, hidden ones left out, and what is remembered of them.
+
+    Raises AgentError `invalid` for links that leave the folder and for an empty folder.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    files = _chosen(path, follow_links)
+    stats = {file["name"]: [file["size"], file["mtime"], file["inode"]] for file in files}
+    settled = read_cache.settled(stats)
+    boundaries = reading.boundaries(path, files, follow_links)
+    chunks = [
+        Span(name, start, end)
+        for name, stat in stats.items()
+        for start, end in file_ranges(stat[0], boundaries.get(name, ()))
+    ]
+    return Outline(path, stats, settled, chunks, read_cache.recall(path, stats))
+
+
+def finish(call: Context, folder: Outline) -> Found:
+    """Read what is not remembered.
+
+    Progress: {text, fraction}. Raises AgentError `invalid` for files that change while they are read.
+    """
+    path, stats = folder.path, folder.stats
+    todo = folder.unknown
+    known = {**folder.known, **_read(call, folder, todo)}
+    for name in {span.name for span in todo}:
+        if _stat(os.path.join(path, name)) != stats[name]:
+            raise _changed(path, name)
+    own = {span: known[span] for span in folder.chunks}
+    if todo:
+        read_cache.keep(path, folder.settled, own)
+    files = {name: [] for name in stats}  # type: Dict[str, List[Chunk]]
+    blocks = {name: [] for name in stats}  # type: Dict[str, List[bytes]]
+    for span, known_span in own.items():
+        files[span.name].append([span.start, span.end, known_span.digest])
+        blocks[span.name].append(known_span.blocks)
+    return Found(path, files, stats, {name: b"".join(each) for name, each in blocks.items()})
+
+
+def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]:
+    """The digests of the blocks of a range; of what there is, if the file is shorter. `file` is not buffered."""
+    blocks = []  # type: List[bytes]
+    # The same memory over and over: new memory for each reading takes as long as to hash what is read.
+    memory = memoryview(bytearray(min(_READ, end - start)))
+    file.seek(start)
+    while start < end:
+        if call.cancelled():
+            raise AgentError("failed", "cancelled")
+        count = _fill(file, memory[: end - start])
+        if not count:
+            break
+        blocks += block_digests(memory[:count])
+        start += count
+    return blocks
+
+
+def shown(path: str) -> io.FileIO:
+    """A file that is to be part of a release, which everybody may read; never one that a link's owner may not read."""
+    return io.FileIO(regular.descriptor(path))
+
+
+def workers() -> int:
+    """Threads that hash side by side: hashing gives way to other threads."""
+    return min(WORKERS, os.cpu_count() or 1)
+
+
+def _chosen(path: str, follow_links: bool) -> List[Dict[str, Any]]:
+    files = [f for f in reading.listing(path) if f["kind"] == "file" and not f["name"].startswith(".")]
+    for file in files:
+        if file["outside"] and not follow_links:
+            message = "%s is a link that leaves the folder" % file["name"]
+            raise AgentError("invalid", message, path=path, link=file["name"])
+    if not files:
+        raise AgentError("invalid", "there is nothing in the folder", path=path)
+    return files
+
+
+def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Reading]:
+    total, done = sum(span.end - span.start for span in todo), 0
+    found = {}
+    with ThreadPoolExecutor(workers()) as pool:
+        for span, told in zip(todo, pool.map(lambda span: _of(call, folder, span), todo)):
+            found[span] = told
+            if span.name in folder.settled:
+                read_cache.note(folder.path, folder.stats[span.name], span, told)
+            done += span.end - span.start
+            call.progress({"text": "reading", "fraction": done / total})
+    return found
+
+
+def _of(call: Context, folder: Outline, span: Span) -> Reading:
+    path = os.path.join(folder.path, span.name)
+    try:
+        with shown(path) as file:
+            fd = file.fileno()
+            # What is remembered is remembered of this very file: the one that was looked at, before and after.
+            same = _stat(fd) == folder.stats[span.name]
+            blocks = digests(call, file, span.start, span.end) if same else []
+            if _stat(fd) != folder.stats[span.name] or len(blocks) != blocks_in(span.start, span.end):
+                raise _changed(folder.path, span.name)
+    except FileNotFoundError:
+        raise _changed(folder.path, span.name) from None
+    except OSError as error:
+        kind = "permission" if isinstance(error, PermissionError) else "failed"
+        raise AgentError(kind, "cannot read %s: %s" % (span.name, error.strerror), path=folder.path) from None
+    return Reading(chunk_digest(blocks), shortened(blocks))
+
+
+def _changed(path: str, name: str) -> AgentError:
+    return AgentError("invalid", "%s was changed while it was being read" % name, path=path, changed=name)
+
+
+def _fill(file: io.FileIO, memory: memoryview) -> int:
+    """Read until the memory is full or the file ends. Gives how much was read."""
+    done = 0
+    while done < len(memory):
+        count = file.readinto(memory[done:])
+        if not count:
+            break
+        done += count
+    return done
+
+
+def _stat(path: Union[str, int]) -> Optional[Stat]:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns, info.st_ino]

@@ -1,0 +1,1 @@
+"""Read what the tools of a GPU host say, of any driver."""

@@ -1,0 +1,1 @@
+"""Why a server accepts what it accepts: evidence, hypotheses, causes."""

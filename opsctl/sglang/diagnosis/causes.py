@@ -1,0 +1,240 @@
+"""The causes that opsctl knows, in the order in which they are preferred when several explain what is seen.
+
+Sources: the released packages 0.4.6 to 0.5.23, runs of 0.5.9 and 0.5.23 with one fault at a time, and the threads that
+are named beside an entry (numbers of sgl-project/sglang).
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from opsctl.sglang.diagnosis.drafter_causes import DRAFTER_CAUSES
+from opsctl.sglang.diagnosis.evidence import Evidence, SourceFact, Symptom
+from opsctl.sglang.diagnosis.hypotheses import Condition, Hypothesis
+from opsctl.sglang.version import Release
+
+_CRASH = frozenset({Symptom.CRASH})
+_DEAD = frozenset({Symptom.DEAD, Symptom.CHANCE})
+_LOW = frozenset({Symptom.CHANCE, Symptom.FAINT, Symptom.PARTIAL})
+_GARBAGE = _DEAD | {Symptom.FAINT}
+_ANY_LOW = _GARBAGE | {Symptom.PARTIAL}
+_LOOK = "`opsctl source facts` on the host tells"
+
+
+def _no_speculation(e: Evidence) -> Condition:
+    if e.flags.algorithm is None:
+        off = e.verifies is False
+        return Condition(
+            off or None,
+            "the server runs without --speculative-algorithm" if off else "launch flags not known",
+            remedy="opsctl deploy drafter FOLDER",
+            decide="the flags of the running process tell",
+        )
+    return Condition(False, f"--speculative-algorithm {e.flags.algorithm}")
+
+
+def _simulated(e: Evidence) -> Condition:
+    value = e.flags.simulated
+    if value is None:
+        return Condition(None, "environment of the process not read", decide="read it on the host")
+    if not value:
+        return Condition(False, "SGLANG_SIMULATE_ACC_LEN is not set")
+    return Condition(
+        True,
+        f"SGLANG_SIMULATE_ACC_LEN={value} in the environment of the process",
+        remedy="take it out of the server's environment (`env` of the host, or its unit), then `opsctl server restart`",
+    )
+
+
+def _old_code(e: Evidence) -> Condition:
+    if e.old_code is None:
+        return Condition(None, "start of the process and age of the source not compared")
+    if not e.old_code:
+        return Condition(False, "the process started after the last change of its source")
+    return Condition(
+        True,
+        "the process started before its source was last changed: it runs the old code",
+        remedy="opsctl server restart",
+    )
+
+
+def _target_methods(e: Evidence) -> Condition:
+    text = next(
+        (x for x in e.errors if "set_eagle3_layers_to_capture" in x.text or "get_embed_and_head" in x.text), None
+    )
+    if text:
+        return Condition(True, text.text, (text.place,) if text.place else (), "opsctl patch sglang")
+    if e.alive and e.flags.algorithm:
+        return Condition(False, f"the server started with --speculative-algorithm {e.flags.algorithm}")
+    return _from_source(e.source.target_methods, "opsctl patch sglang", "the target's class has what EAGLE-3 calls")
+
+
+def _algorithm(e: Evidence) -> Condition:
+    name = e.flags.algorithm
+    if name is None:
+        return Condition(None, "launch flags not known", decide="the flags of the running process tell")
+    if e.drafter is None:
+        known = name.upper() == "EAGLE3"
+        return Condition(False if known else None, f"--speculative-algorithm {name}", decide="check the drafter's kind")
+    if name.upper() in ("EAGLE3", "NONE"):
+        return Condition(False, f"--speculative-algorithm {name}")
+    return Condition(
+        name.upper() in ("EAGLE", "NEXTN"),
+        f"--speculative-algorithm {name} with an EAGLE-3 drafter: no features are captured, `fc` is skipped",
+        (f"--speculative-algorithm {name}",),
+        "say speculative-algorithm: EAGLE3 in `launch` of the host, then `opsctl server restart`",
+    )
+
+
+def _hot_ids(e: Evidence) -> Condition:
+    both = (e.source.d2t_offsets, e.source.hot_ids)
+    broken = next((f for f in both if f.holds is False), None)
+    fact = broken or next((f for f in both if f.holds is None), both[0])
+    return _from_source(fact, _as_released(e, fact), "`d2t` is applied to drafted ids")
+
+
+def _head(e: Evidence) -> Condition:
+    fact = e.source.own_head
+    return _from_source(fact, _as_released(e, fact), "the worker leaves the drafter's own head alone")
+
+
+def _graph_ids(e: Evidence) -> Condition:
+    """Graphs captured with the default aux layers, whatever the drafter asks for: up to 0.5.10.post1 (#22836)."""
+    if e.flags.cuda_graphs is False:
+        return Condition(False, "the server runs without CUDA graphs")
+    if e.default_ids:
+        return Condition(False, "the drafter uses the aux layers that graphs are captured with")
+    old = _before(e, e.source.ids_in_graphs, Release(0, 5, 11))
+    if old is False:
+        return Condition(False, "graphs are captured with the configured aux layers")
+    if old is None or e.default_ids is None or e.flags.cuda_graphs is None:
+        return Condition(None, "aux layers in graphs not known", decide=_LOOK)
+    return Condition(
+        True,
+        "CUDA graphs are captured with the default aux layers, and the drafter was trained on others",
+        tuple(p for p in (e.source.ids_in_graphs.place,) if p),
+        "SGLang 0.5.11 or later (opsctl run pin-sglang); to confirm, say disable-cuda-graph in `launch` of the host, "
+        "then `opsctl server restart`",
+    )
+
+
+def _all_reduce(e: Evidence) -> Condition:
+    """Aux states taken before the all-reduce are partial sums: up to 0.5.13, with fusion on and tp > 1 (#28343)."""
+    if e.flags.tp < 2:
+        return Condition(False, "one tensor-parallel rank: nothing to reduce")
+    if e.fused_all_reduce is False:
+        return Condition(False, "all-reduce fusion is not in use")
+    old = _before(e, e.source.aux_complete, Release(0, 5, 14))
+    if old is False:
+        return Condition(False, "aux states are taken after the all-reduce")
+    if old is None or e.fused_all_reduce is None:
+        return Condition(None, "use of all-reduce fusion not known", decide="`/server_info` tells on a running server")
+    return Condition(
+        True,
+        f"all-reduce fusion is on with {e.flags.tp} ranks, and aux states are taken before the all-reduce",
+        tuple(p for p in (e.source.aux_complete.place,) if p),
+        "SGLang 0.5.14 or later (opsctl run pin-sglang)",
+    )
+
+
+def _quantised(e: Evidence) -> Condition:
+    """A drafter without a setting of its own takes over the target's `--quantization`."""
+    if not e.flags.quantization:
+        return Condition(False, "the target's quantization is not set by a flag")
+    if e.flags.draft_quantization:
+        return Condition(False, f"--speculative-draft-model-quantization {e.flags.draft_quantization}")
+    return Condition(
+        True,
+        f"the drafter takes over --quantization {e.flags.quantization}",
+        (f"--quantization {e.flags.quantization}",),
+        "say speculative-draft-model-quantization: unquant in `launch` of the host, then `opsctl server restart`",
+    )
+
+
+def _unsuited(e: Evidence) -> Condition:
+    return Condition(
+        None,
+        "the wiring explains nothing worse",
+        decide="compare workloads, and the figure in the drafter's model card; check that prompts are chat-templated",
+    )
+
+
+def _as_released(e: Evidence, fact: SourceFact) -> str:
+    """What no release since 0.4.8 does was changed by hand: the commit has it right. Patches may share the file."""
+    if e.source.checkout is None or not fact.place:
+        return "the files of the release: install SGLang anew, then `opsctl server restart`"
+    where, file = shlex.quote(e.source.checkout), shlex.quote(fact.place.rpartition(":")[0])
+    return f"`git -C {where} checkout -- {file}` on the host, then `opsctl patch sglang --restart`"
+
+
+def _from_source(fact: SourceFact, remedy: str, sound: str) -> Condition:
+    places = (fact.place,) if fact.place else ()
+    if fact.holds is None:
+        return Condition(None, fact.detail or "source not read", decide=_LOOK)
+    if fact.holds:
+        return Condition(False, fact.detail or sound, places)
+    return Condition(True, fact.detail or f"not so: {sound}", places, remedy)
+
+
+def _before(e: Evidence, fact: SourceFact, fixed: Release) -> bool | None:
+    """Whether the server behaves as before `fixed`: by its source where that was read, else by its version."""
+    if fact.holds is not None:
+        return not fact.holds
+    return None if e.version is None else e.version < fixed
+
+
+_BACK = "acceptance as the drafter was trained for"
+
+CAUSES: tuple[Hypothesis, ...] = (
+    Hypothesis(
+        "no-speculation",
+        "the server does not speculate",
+        frozenset({Symptom.IDLE}),
+        _no_speculation,
+        "drafts are made at all",
+    ),
+    Hypothesis(
+        "simulated-acceptance",
+        "acceptance is simulated",
+        frozenset(Symptom) - _CRASH,
+        _simulated,
+        "real figures, and text that was verified",
+    ),
+    Hypothesis(
+        "target-methods-missing",
+        "the target's class lacks methods that EAGLE-3 calls",
+        _CRASH,
+        _target_methods,
+        "the server starts with EAGLE-3",
+    ),
+    *(h for h in DRAFTER_CAUSES if Symptom.CRASH in h.predicts),
+    Hypothesis("algorithm-not-eagle3", "the algorithm flag is not that of the drafter", _DEAD, _algorithm, _BACK),
+    *(h for h in DRAFTER_CAUSES if Symptom.CRASH not in h.predicts),
+    Hypothesis("d2t-not-applied", "the source does not map draft ids to target ids", _GARBAGE, _hot_ids, _BACK),
+    Hypothesis(
+        "head-overwritten", "the worker overwrites the drafter's lm_head with the target's", _GARBAGE, _head, _BACK
+    ),
+    Hypothesis(
+        "aux-layers-in-graphs",
+        "CUDA graphs capture other layers than the drafter was trained on",
+        _LOW,
+        _graph_ids,
+        _BACK,
+    ),
+    Hypothesis("aux-partial-sums", "the drafter gets partial sums of the target's states", _LOW, _all_reduce, _BACK),
+    Hypothesis("quantization-inherited", "the drafter is quantised like the target", _GARBAGE, _quantised, _BACK),
+    Hypothesis(
+        "old-code",
+        "the process runs code from before the last patch",
+        _ANY_LOW,
+        _old_code,
+        "what was patched takes effect",
+    ),
+    Hypothesis(
+        "drafter-unsuited",
+        "the drafter works, and does not suit these prompts",
+        frozenset({Symptom.FAINT, Symptom.PARTIAL}),
+        _unsuited,
+        "more drafts are right",
+    ),
+)

@@ -1,0 +1,242 @@
+"""What a diagnosis looks at, fetched in as few round trips as possible and turned into `Evidence`.
+
+Three round trips to the host: which servers run there; the log, the drafter and the target of the one that is meant;
+its source, once the target's class is known. Between the first two, the server itself is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.drafter.case import Case, Serving
+from opsctl.drafter.folder import open_folder
+from opsctl.drafter.judge import judge
+from opsctl.drafter.settings import Settings
+from opsctl.drafter.versions import Version
+from opsctl.errors import Lost, OpsctlError, Unreachable, UsageError
+from opsctl.sglang.diagnosis.evidence import DrafterFault
+from opsctl.sglang.diagnosis.seen import Seen, settings, target_class, version_text
+from opsctl.sglang.logs import timeline
+from opsctl.sglang.probe.probe_store import Result
+from opsctl.sglang.server import launch
+from opsctl.sglang.server.api import Server
+from opsctl.sglang.server.metrics import Metrics
+from opsctl.sglang.server.served import ROOTED, ServerInfo, placed
+from opsctl.sglang.source import facts, tree
+from opsctl.sglang.source.facts import Facts
+from opsctl.wire import command_line
+from opsctl.wire.protocol import AgentError, Call, Context, Reply
+
+# Answers in the order of the calls; a failed one does not take the others with it.
+Ask = Callable[[Sequence[Call[Any]]], Sequence[Reply[Any] | Exception]]
+
+_LOG_TAIL = 32 << 20  # bytes: a third of a second to read, and weeks of decode lines at the default interval
+_CONFIG_LIMIT = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user named; whatever is None is found out.
+
+    usual_port, usual_log: where the host's server is when it runs, as the inventory says.
+    """
+
+    port: int | None = None
+    drafter: str | None = None
+    target: str | None = None
+    log: str | None = None
+    probe: Result | None = None
+    usual_port: int | None = None
+    usual_log: str | None = None
+
+
+def here(calls: Sequence[Call[Any]]) -> list[Reply[Any] | Exception]:
+    """`Ask` for this machine: the agent's functions, called in this process."""
+    from opsctl.agent.core import dispatch
+
+    answers: list[Reply[Any] | Exception] = []
+    for call in calls:
+        try:
+            answers.append(dispatch.invoke(call.name, call.args, Context()))
+        except (AgentError, OSError) as error:
+            answers.append(error)
+    return answers
+
+
+def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
+    """Fetch everything. connect: gives a client of the server on a port of the host."""
+    (servers,) = ask([Call("servers.find", {"locate": True})])
+    if isinstance(servers, Exception):
+        raise servers
+    # Where the inventory says where the host's own server writes, another on the machine is not taken for it.
+    port = asked.usual_port if asked.usual_log and asked.port is None else asked.port
+    process = choose(servers.result, port, asked.usual_port)
+    started = launch.parse(process["argv"]) if process else None
+    port = asked.port or (started.port if started else None)
+    notes: list[str] = []
+    info, metrics, refusal = None, None, None
+    if process or asked.port:
+        info, metrics, refusal = _served(connect, port or command_line.DEFAULT_PORT)
+        if refusal:
+            notes.append(f"server: {refusal}")
+    usual = asked.usual_log if asked.port in (None, asked.usual_port) else None
+    log_path = asked.log or (process["log"] if process else usual)
+    if not (process or info or log_path or asked.drafter or asked.target):
+        if refusal and not isinstance(refusal, Unreachable):
+            raise refusal
+        raise Unreachable(
+            f"no server answers on port {port}" if port else "no server runs there, and no log of one is known",
+            hint="`opsctl server status` shows what runs; the log of one that is gone is named by --log",
+        )
+    # The log tells the settings of a server that is not there any more.
+    dead = _scan(ask, log_path, 0, notes) if log_path and not process else None
+    told = dict(dead.starts[-1].flags) if dead and dead.starts else {}
+    cwd = process["cwd"] if process else None
+    draft = asked.drafter or placed(
+        cwd,
+        info.speculative_draft_model_path if info else None,
+        process["drafter"] if process else None,
+        told.get("speculative_draft_model_path"),
+    )
+    target = asked.target or placed(
+        cwd, info.model_path if info else None, process["model"] if process else None, told.get("model_path")
+    )
+    wanted: dict[str, Call[Any]] = {}
+    if target and (asked.target or _known("target", target, notes)):
+        wanted["target"] = Call("filelook.read", {"path": f"{target}/config.json", "limit": _CONFIG_LIMIT})
+    if draft and (asked.drafter or _known("drafter", draft, notes)):
+        wanted["draft"] = Call("checkpoint.gather", {"path": draft, "full": False, "follow_links": True})
+    if log_path and process:
+        tail = max(0, process["log_size"] - _LOG_TAIL)
+        wanted["log"] = Call("serverlog.scan", {"path": log_path, "offset": tail})
+    answers = dict(zip(wanted, ask(list(wanted.values())), strict=True)) if wanted else {}
+    for name, answer in list(answers.items()):
+        if isinstance(answer, Exception):
+            path = str(wanted[name].args["path"])
+            notes.append(f"{name}: {answer}" if path in str(answer) else f"{name}: {path}: {answer}")
+            del answers[name]
+    good = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
+    log = timeline.build(good["log"].result, current=True) if "log" in good else dead
+    target_config = _config(good["target"].body) if "target" in good else None
+    serving = _serving(started, info, told)
+    release = version_text(info, log)
+    draft_config, faults = None, None
+    if draft and "draft" in good:
+        draft_config, faults = _checked(
+            draft, good["draft"], target_config, serving, release, notes, there=ask is not here
+        )
+    package = process["package"] if process else None
+    facts = _facts(ask, package, target_class(target_config), notes) if package else None
+    return Seen(
+        process, started, info, metrics, log, draft_config, target_config, faults, facts, asked.probe, tuple(notes)
+    )
+
+
+def choose(
+    servers: Sequence[Mapping[str, Any]], port: int | None, usual: int | None = None
+) -> Mapping[str, Any] | None:
+    """The server that is meant; None when none runs. Raises UsageError when several do and no port tells them apart."""
+    if port is not None:
+        return next((s for s in servers if port_of(s) == port), None)
+    expected = next((s for s in servers if port_of(s) == usual), None)
+    if expected is not None:
+        return expected
+    if len(servers) > 1:
+        ports = ", ".join(str(port_of(s)) for s in servers)
+        raise UsageError(f"{len(servers)} servers run here", hint=f"name one by --port: {ports}")
+    return servers[0] if servers else None
+
+
+def _served(
+    connect: Callable[[int], Server], port: int
+) -> tuple[ServerInfo | None, Metrics | None, OpsctlError | None]:
+    """What the server tells, and why it tells no more."""
+    info = None
+    try:
+        server = connect(port)
+        info = server.info()
+        return info, server.metrics(), None
+    except Lost:
+        raise
+    except OpsctlError as error:
+        return info, None, error
+
+
+def _scan(ask: Ask, path: str, offset: int, notes: list[str]) -> timeline.Summary | None:
+    (answer,) = ask([Call("serverlog.scan", {"path": path, "offset": offset})])
+    if isinstance(answer, Exception):
+        notes.append(f"log: {answer}")
+        return None
+    return timeline.build(answer.result, current=True)
+
+
+def _facts(ask: Ask, package: str, target: str | None, notes: list[str]) -> Facts | None:
+    """What the tree that the server imported does."""
+    classes = [target] if target else []
+    (answer,) = ask([tree.request(package.rpartition("/")[0], classes)])
+    if isinstance(answer, Exception):
+        notes.append(f"source: {answer}")
+        return None
+    return facts.gather(tree.received(answer), classes)
+
+
+def _checked(
+    path: str,
+    reply: Reply[Any],
+    target: Mapping[str, Any] | None,
+    serving: Serving,
+    release: str | None,
+    notes: list[str],
+    *,
+    there: bool,
+) -> tuple[Mapping[str, Any] | None, tuple[DrafterFault, ...] | None]:
+    """The drafter's config and the findings of its check for the version that runs."""
+    folder = open_folder(path, lambda call: reply, there=there)
+    if not release:
+        notes.append("drafter: SGLang's version is not known, so it was not checked")
+        return folder.raw_config, None
+    case = Case(folder, Settings(dict(target)) if target else None, serving)
+    findings = judge(case, [Version.parse(release)]).findings
+    faults = tuple(
+        DrafterFault(f.check, f.verdict.value, f.subject, f.detail, f.remedy) for f in findings if f.in_outcome
+    )
+    return folder.raw_config, faults
+
+
+def _serving(started: launch.Launch | None, info: ServerInfo | None, told: Mapping[str, Any]) -> Serving:
+    flags = settings(info, started, told)
+    return Serving(
+        tp=flags.tp,
+        context_length=info.context_length if info else started.context_length if started else None,
+        algorithm=flags.algorithm or "EAGLE3",
+        draft_quantization=flags.draft_quantization,
+        draft_path=True,
+        steps=flags.steps,
+        topk=flags.topk,
+        draft_tokens=flags.draft_tokens,
+    )
+
+
+def port_of(server: Mapping[str, Any]) -> int:
+    """The port that a server of `servers.find` listens on."""
+    return command_line.port(server["argv"])
+
+
+def _config(data: bytes) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _known(what: str, path: str, notes: list[str]) -> bool:
+    """Whether it is known where a path leads; told where it is not."""
+    if path[0] in ROOTED:
+        return True
+    kind = "is relative to a folder that is not known" if path[0] == "." else "is no folder of the host"
+    notes.append(f"{what}: {path} {kind}, so it was not read; --{what} names one")
+    return False

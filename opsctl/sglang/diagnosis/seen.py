@@ -1,0 +1,167 @@
+"""What was seen of one server, and what of it bears on its acceptance. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opsctl.sglang import version
+from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
+from opsctl.sglang.logs import timeline
+from opsctl.sglang.probe.probe_store import Result
+from opsctl.sglang.server import launch
+from opsctl.sglang.server.metrics import Metrics
+from opsctl.sglang.server.served import ServerInfo
+from opsctl.sglang.source.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The raw findings. Each is None (or empty) where there was nothing to look at; `notes` says what failed."""
+
+    process: Mapping[str, Any] | None
+    started: launch.Launch | None
+    info: ServerInfo | None
+    metrics: Metrics | None
+    log: timeline.Summary | None
+    draft_config: Mapping[str, Any] | None
+    target_config: Mapping[str, Any] | None
+    faults: tuple[DrafterFault, ...] | None
+    facts: Facts | None
+    probe: Result | None
+    notes: tuple[str, ...]
+
+
+def evidence(seen: Seen) -> Evidence:
+    """What was seen, as the tree of hypotheses wants it."""
+    info, started = seen.info, seen.started
+    told: Mapping[str, Any] = seen.log.starts[-1].flags if seen.log and seen.log.starts else {}
+    flags = settings(info, started, told)
+    environment = seen.process["environment"] if seen.process else None
+    if environment is not None:
+        flags = replace(flags, simulated=environment.get("SGLANG_SIMULATE_ACC_LEN", ""))
+    measured = _measured(seen)
+    error = seen.log.first_error if seen.log else None
+    release = version.parse(version_text(seen.info, seen.log))
+    return Evidence(
+        version=release,
+        alive=_alive(seen),
+        measured=measured,
+        verifies=_verifies(info, flags, measured),
+        flags=flags,
+        source=seen.facts.evidence(target_class(seen.target_config)) if seen.facts else Source(),
+        drafter=seen.faults,
+        errors=(LogError(error.kind, error.message, error.where or ""),) if error else (),
+        old_code=_old_code(seen),
+        default_ids=_default_ids(seen.draft_config, seen.target_config),
+        fused_all_reduce=info.enable_flashinfer_allreduce_fusion if info else None,
+    )
+
+
+def version_text(info: ServerInfo | None, log: timeline.Summary | None) -> str | None:
+    """The version by the server's own word, else by its log."""
+    return (info.version if info else None) or (log.version if log else None)
+
+
+def settings(info: ServerInfo | None, started: launch.Launch | None, told: Mapping[str, Any]) -> Flags:
+    """The settings: what the server says, else what its log says, else its command line."""
+    if info:
+        return Flags(
+            info.speculative_algorithm,
+            info.speculative_draft_model_path,
+            info.speculative_num_steps,
+            info.speculative_eagle_topk,
+            info.speculative_num_draft_tokens,
+            info.tp_size,
+            not info.disable_cuda_graph,
+            info.quantization,
+            info.speculative_draft_model_quantization,
+        )
+    if told:
+        return Flags(
+            told.get("speculative_algorithm"),
+            told.get("speculative_draft_model_path"),
+            told.get("speculative_num_steps"),
+            told.get("speculative_eagle_topk"),
+            told.get("speculative_num_draft_tokens"),
+            told.get("tp_size") or 1,
+            None,
+            told.get("quantization"),
+            told.get("speculative_draft_model_quantization"),
+        )
+    if started:
+        return Flags(
+            started.algorithm,
+            started.draft_model,
+            started.steps,
+            started.topk,
+            started.draft_tokens,
+            started.tp or 1,
+            not started.no_cuda_graph,
+            started.quantization,
+            started.draft_quantization,
+        )
+    return Flags()
+
+
+def _measured(seen: Seen) -> Measured | None:
+    """The best figure there is: counted by a probe, the server's own average, its log, its gauge of the last moment."""
+    if seen.probe and (accept := seen.probe["accept_length"]):
+        dead = accept["exact"] and accept["mean"] == 1.0
+        return Measured(accept["mean"], "probe", dead, accept["verify_steps"])
+    if seen.info and (own := seen.info.own_accept_length):
+        return Measured(own, "server")
+    last = _last_logged(seen.log) if seen.log else None
+    if last:
+        return Measured(last, "log")
+    gauge = seen.metrics.accept_length if seen.metrics else None
+    return Measured(gauge, "metrics") if gauge else None
+
+
+def _last_logged(log: timeline.Summary) -> float | None:
+    """The last acceptance in the log, if it is of the server's present life: restarts may share one file."""
+    began = log.starts[-1].at if log.starts else None
+    logged = log.decode["last_accept_at"]
+    if began and logged and logged < began[: len(logged)]:
+        return None
+    return (log.decode["accept_length"] or {}).get("last")
+
+
+def _verifies(info: ServerInfo | None, flags: Flags, measured: Measured | None) -> bool | None:
+    if measured:
+        return True
+    return False if info and not flags.algorithm else None
+
+
+def _alive(seen: Seen) -> bool | None:
+    """Whether the server serves; None while a process is there that does not answer: it may still be starting."""
+    if seen.info:
+        return True
+    ended = bool(seen.log and seen.log.starts and seen.log.starts[-1].ended)
+    if seen.process:
+        return False if ended else None
+    return False if seen.log else None
+
+
+def _old_code(seen: Seen) -> bool | None:
+    newest = seen.process["newest"] if seen.process else None
+    return bool(newest > seen.process["started"]) if newest is not None and seen.process else None
+
+
+def target_class(config: Mapping[str, Any] | None) -> str | None:
+    names = (config or {}).get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _default_ids(draft: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> bool | None:
+    """Whether the drafter's aux layers are those that are taken for want of others: outputs of 1, n/2 - 1, n - 4."""
+    if draft is None:
+        return None
+    eagle = draft.get("eagle_config")
+    ids = eagle.get("eagle_aux_hidden_state_layer_ids") if isinstance(eagle, dict) else None
+    if ids is None:
+        return True
+    text = (target or {}).get("text_config") or target or {}
+    n = text.get("num_hidden_layers") if isinstance(text, dict) else None
+    return ids == [1, n // 2 - 1, n - 4] if isinstance(n, int) else None

@@ -1,0 +1,1 @@
+"""Server logs: timelines, errors and what they mean, bundles."""

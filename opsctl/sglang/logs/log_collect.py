@@ -1,0 +1,259 @@
+"""Collect a log bundle from one host: survey, gather (redacted there), judge, pack."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from opsctl import __version__
+from opsctl.errors import OpsctlError, UsageError
+from opsctl.gpu.wanted import Wanted
+from opsctl.runname import meant
+from opsctl.secret import Secret, revealed
+from opsctl.sglang.logs import log_findings, log_parts, log_survey, timeline
+from opsctl.sglang.logs.bundle import Spool
+from opsctl.text import one_line, size
+from opsctl.wire.protocol import Call, Reply
+from opsctl.wire.redact import Redactor, known_values, mask
+
+_LONGEST = 900.0  # seconds for everything a host gathers; each part has its own, shorter limit
+_MOST_FAILED = 6  # parts that are named
+_BEFORE_RUN = 300.0  # seconds of the log before a run that are of interest
+
+
+class Asked(Protocol):
+    """A connected host, as much of it as is used here."""
+
+    def call(
+        self, call: Call[Any], *, timeout: float | None = None, on_progress: Callable[[Any, bytes], None] | None = None
+    ) -> Reply[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted of a bundle.
+
+    Args:
+        since: seconds back; None for the usual amount.
+        run: a run of opsctl, whose journal is added.
+        include, exclude: names or patterns of parts.
+        more: also mask addresses, host names, serial numbers and UUIDs.
+        keep_prompts: leave what users wrote.
+        begun: where the server's log begins, for the start that the run made; see `startlog.mark`.
+    """
+
+    since: float | None = None
+    run: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    more: bool = False
+    keep_prompts: bool = False
+    begun: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A host as the inventory has it. secrets: all it knows of this host; `settings`: its `sglang` section."""
+
+    name: str
+    settings: Mapping[str, Any]
+    wanted: Wanted
+    secrets: Sequence[Secret] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A bundle that was written.
+
+    Attributes:
+        size: of the file, in bytes; `travelled`: bytes of parts that crossed the wire; `masked`: values masked there.
+        failed: parts that failed, with the reason.
+    """
+
+    path: Path
+    size: int
+    travelled: int
+    parts: int
+    masked: int
+    failed: Mapping[str, str]
+    notes: tuple[str, ...]
+    log: timeline.Summary | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.log.first_error if self.log else None
+        return {
+            "path": str(self.path), "size": self.size, "travelled": self.travelled, "parts": self.parts,
+            "masked": self.masked, "failed": dict(self.failed), "notes": list(self.notes),
+            "first_error": error.document() if error else None,
+        }  # fmt: skip
+
+
+Tell = Callable[[str, float | None], None]
+
+
+@dataclass(slots=True)
+class _Job:
+    host: Asked
+    source: Source
+    wish: Wish
+    tell: Tell
+    notes: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+
+    def learn(self) -> None:
+        """Look up the host's own secrets. One that cannot be had is noted: it is masked by its form alone."""
+        for secret in self.source.secrets:
+            try:
+                self.known.append(secret.reveal())
+            except UsageError as error:
+                self.notes.append(f"not masked by its value, only by its form: {error.message}")
+
+    def gather(self, parts: list[log_parts.Part], spool: Spool) -> dict[str, Any]:
+        def take(data: Any, body: bytes) -> None:
+            if "part" in data:
+                spool.take(str(data["part"]), body)
+            else:
+                read = float(data["read"]) / 1e6
+                self.tell(f"{data['done']} of {data['of']} parts, {read:.0f} MB read", data["done"] / data["of"])
+
+        args = {
+            "parts": parts,
+            "more": self.wish.more,
+            "hosts": [self.source.name],
+            "keep_prompts": self.wish.keep_prompts,
+        }
+        call = Call("collect.bundle", args, self.sealed())
+        manifest: dict[str, Any] = self.host.call(call, timeout=_LONGEST, on_progress=take).result
+        return manifest
+
+    def sealed(self) -> bytes:
+        """The secrets as the body of a call that redacts."""
+        return json.dumps(self.known).encode()
+
+    def ask(self, call: Call[Any]) -> Reply[Any]:
+        return self.host.call(call, timeout=120)
+
+    def redacted(self, text: str) -> str:
+        """What was made here, of texts from which the prompts are gone already."""
+        return Redactor(self.known, more=self.wish.more, hosts=[self.source.name], keep_prompts=True).text(text)
+
+    def derive(self, name: str, make: Callable[[], Iterator[tuple[str, str]]], spool: Spool) -> None:
+        """Add what is made here. A failure is noted and fails nothing."""
+        if not log_parts.wanted(name, self.wish.include, self.wish.exclude):
+            return
+        try:
+            for made, text in make():
+                if log_parts.wanted(made, self.wish.include, self.wish.exclude):
+                    spool.add(made, self.redacted(text))
+        except (OpsctlError, ValueError, KeyError, TypeError) as error:
+            # Answers of hosts of any age are judged here; the bundle holds what they were made of.
+            self.notes.append(self.redacted(f"{name}: {one_line(str(error)) or type(error).__name__}"))
+
+
+def collect(host: Asked, source: Source, wish: Wish, target: Callable[[str], Path], tell: Tell) -> Collected:
+    """Make one bundle. target: the file for a bundle of this name.
+
+    Raises RemoteError, Unreachable; UsageError where the file cannot be written.
+    """
+    job = _Job(host, source, wish, tell)
+    job.learn()
+    tell("looking for the server", None)
+    server = log_survey.survey(lambda call: host.call(call, timeout=60), source.settings, source.wanted, source=True)
+    parts = log_parts.select(log_parts.parts(server, wish.since, wish.run, wish.begun), wish.include, wish.exclude)
+    # The host masks what is its own. Secrets of other hosts are not told to it, but masked here.
+    spool = Spool([part["name"] for part in parts], known_values([*job.known, *revealed()]))
+    try:
+        manifest = job.gather(parts, spool)
+        tell("judging", None)
+        log = _judge(job, server, spool)
+        label = mask("host", source.name.encode()).decode() if wish.more else source.name
+        name = f"logs-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label).strip('-')}-{datetime.now():%Y%m%d-%H%M%S}"
+        document = _manifest(manifest, job, label, spool.received)
+        path = target(name)
+        size = spool.pack(path, name, document)
+        return Collected(
+            path, size, spool.received, len(manifest["parts"]), sum(p["masked"] for p in manifest["parts"]),
+            {p["name"]: _trouble(p) for p in manifest["parts"] if _trouble(p)}, tuple(job.notes), log,
+        )  # fmt: skip
+    finally:
+        spool.close()
+
+
+def _judge(job: _Job, server: log_parts.Server, spool: Spool) -> timeline.Summary | None:
+    """Add what the parts say together. The timeline of the log, if there is a log."""
+    logs = [path for name in ("server.log", "journal.log", "container.log") if (path := spool.path(name))]
+    scan = log_findings.scan(logs[0]) if logs else None
+    # A run that made no start explains itself by the one that serves.
+    log = timeline.build(scan, current=job.wish.run is not None and job.wish.begun is None) if scan else None
+    if log:
+        job.derive("summary.json", lambda: log_findings.summary(log), spool)
+    if evidence := spool.text(log_parts.EVIDENCE):
+        job.derive("health.json", lambda: log_findings.health(job.source.name, evidence, job.source.wanted), spool)
+    job.derive("diagnosis.json", lambda: log_findings.diagnosis(job.ask, scan, server.port), spool)
+    if source := server.source:
+        job.derive("patches.json", lambda: log_findings.patches(job.ask, source), spool)
+    return log
+
+
+def _manifest(told: Mapping[str, Any], job: _Job, label: str, received: int) -> dict[str, Any]:
+    return {
+        "opsctl": __version__,
+        "host": label,
+        "made": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        "since_seconds": job.wish.since,
+        "run": job.wish.run,
+        "redaction": {
+            "where": "on the host, before anything travelled",
+            "values_known": len(job.known),
+            "prompts": "kept" if job.wish.keep_prompts else "masked",
+            "identities": "masked" if job.wish.more else "kept",
+        },
+        "travelled": received,
+        "cpu_seconds": told.get("cpu_seconds"),
+        "notes": job.notes,
+        "parts": told["parts"],
+    }
+
+
+def _trouble(part: Mapping[str, Any]) -> str:
+    if part["error"]:
+        return one_line(str(part["error"]))
+    fine = (0, None, *log_parts.FINE.get(part["name"], ()))
+    return "" if part["exit"] in fine else f"exit code {part['exit']}"
+
+
+def of_run(wish: Wish, host: Asked) -> Wish:
+    """The wish with the run's whole name, and from a little before its begin on. Raises UsageError if there is none.
+
+    The log of the server begins at the start that the run has made, if it made one: an older crash explains nothing.
+    """
+    if wish.run is None:
+        return wish
+    runs = host.call(Call("history.list", {"limit": 100}), timeout=60).result["runs"]
+    run = meant(wish.run, [str(one["run"]) for one in runs], "on this host")
+    begun = next(one["begun"] for one in runs if one["run"] == run)
+    now = host.call(Call("logfiles.look"), timeout=60).result["now"]
+    start = host.call(Call("startlog.of_run", {"run": run}), timeout=60).result
+    return replace(wish, run=run, since=max(0.0, float(now) - float(begun)) + _BEFORE_RUN, begun=start)
+
+
+def told(host: str, made: Collected) -> Iterator[str]:
+    """What a bundle is, in words."""
+    yield f"{host}: {made.path}"
+    yield f"  {size(made.size)}, {made.parts} parts, {size(made.travelled)} travelled, {made.masked} values masked"
+    if made.failed:
+        told = [f"{name} ({why})" for name, why in list(made.failed.items())[:_MOST_FAILED]]
+        more = f", and {len(made.failed) - _MOST_FAILED} more" if len(made.failed) > _MOST_FAILED else ""
+        yield f"  not there: {', '.join(told)}{more}"
+    for note in made.notes:
+        yield f"  note: {one_line(note)}"
+    error = made.log.first_error if made.log else None
+    if error:
+        yield f"  first error in the log: {error.at or '?'}: {one_line(error.message, 160)}"
+        if error.cause:
+            yield f"    → {one_line(error.cause, 200)}"

@@ -1,0 +1,72 @@
+"""Which server's logs to collect: what the inventory says, and what runs on the host."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opsctl.errors import RemoteError
+from opsctl.gpu.read import gathered
+from opsctl.gpu.wanted import Wanted
+from opsctl.sglang.diagnosis import gather
+from opsctl.sglang.logs.log_parts import Server
+from opsctl.wire.protocol import Call, Reply
+
+Settings = Mapping[str, Any]
+_DESCRIBES = ("log", "unit", "container", "launch", "checkout")  # settings of a server of the host's own
+
+
+def survey(
+    ask: Callable[[Call[Any]], Reply[Any]], settings: Settings, wanted: Wanted, *, source: bool = False
+) -> Server:
+    """The server on a host, as far as it can be told. Changes nothing.
+
+    settings: the host's `sglang` section. source: also find out where its code is, where they do not say so.
+    """
+    process = _running(ask(Call("servers.find", {"locate": source})).result, settings)
+    unit, container = settings.get("unit"), settings.get("container")
+    user_unit = settings.get("unit_scope") == "user"
+    if process and not unit and not settings.get("launch") and not process["container"]:
+        unit, user_unit = process["unit"], process["user_unit"]
+    log = (process and process["log"]) or settings.get("log")
+    return Server(
+        unit=unit,
+        user_unit=user_unit,
+        container=container or (process and process["container"]) or None,
+        record=f"sglang-{settings.get('port') or 30000}" if not unit and not container else None,
+        logs=files(ask, log) if log else (),
+        pids=(process["pid"],) if process else (),
+        port=gather.port_of(process) if process else settings.get("port"),
+        # It is run to list its packages: that of a server of somebody else only if the inventory names it.
+        python=(process["python"] if process and process["own"] else None) or _interpreter(settings),
+        source=settings.get("checkout") or (process and _root(process.get("package"))) or None,
+        health=gathered.ask(wanted).args,
+    )
+
+
+def files(ask: Callable[[Call[Any]], Reply[Any]], log: str) -> Sequence[str]:
+    """The files of a log, oldest first; the log's own name where nothing is found, so that its absence is told."""
+    try:
+        found = [file["path"] for file in ask(Call("logfiles.look", {"path": log})).result["files"]]
+    except RemoteError:
+        found = []
+    return found or [log]
+
+
+def _running(servers: Sequence[Mapping[str, Any]], settings: Settings) -> Mapping[str, Any] | None:
+    """The server that is meant: the one on its port. Another one only where the inventory says nothing of a server."""
+    expected = next((s for s in servers if gather.port_of(s) == settings.get("port")), None)
+    if expected is None and servers and not any(settings.get(key) for key in _DESCRIBES):
+        return servers[-1]  # the newest is the likeliest to be asked about
+    return expected
+
+
+def _interpreter(settings: Settings) -> str | None:
+    environment = settings.get("environment")
+    return settings.get("python") or (f"{environment.rstrip('/')}/bin/python" if environment else None)
+
+
+def _root(package: str | None) -> str | None:
+    """The folder above `python/sglang` of a checkout."""
+    return posixpath.dirname(posixpath.dirname(package)) if package else None

@@ -1,0 +1,1 @@
+"""Probes: prompts sent, acceptance and speed measured and judged."""

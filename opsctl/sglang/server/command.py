@@ -1,0 +1,151 @@
+"""The command that serves a host's model, from its settings: words, files and environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opsctl.errors import UsageError
+from opsctl.wire import command_line
+
+SPECULATIVE = "--speculative-"
+# A key in a command line can be read by every user of the host. SGLang takes it from no environment variable in any
+# version to 0.5.23; from 0.5.3 on a file of settings can hold it (server_args_config_parser.py).
+KEY_FLAGS = ("--api-key", "--admin-api-key")
+SETTINGS_FLAG = "--config"
+ENTRY = "sglang.launch_server"
+ALGORITHM_FLAG = "--speculative-algorithm"
+# A setting of the host, and the flag that says it; used where `launch` is a mapping that does not say it itself.
+DEFAULTS = (("model_path", "model-path"), ("tp", "tp-size"), ("bind", "host"), ("port", "port"))
+SPELLINGS = {"model-path": ("model",), "tp-size": ("tp", "tensor-parallel-size")}
+
+
+def words(settings: Mapping[str, Any]) -> list[str] | None:
+    """The launch command in `launch`: words, one shell line, or a mapping of flags; None where there is none.
+
+    Raises UsageError for a value that cannot stand in a command, such as a secret.
+    """
+    launch = settings.get("launch")
+    if launch is None:
+        return None
+    if isinstance(launch, str):
+        return shlex.split(launch)
+    if isinstance(launch, Mapping):
+        return _from_flags(settings, launch)
+    return [_word("launch", value) for value in launch]
+
+
+def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
+    """The command with another draft model: its flag is replaced where it stands, else EAGLE-3 is added."""
+    changed: list[str] = []
+    found = False
+    skip = False
+    for word in argv:
+        name = word.partition("=")[0]
+        if skip:
+            skip = False
+        elif name in command_line.DRAFTER:
+            if not found:
+                changed += [command_line.DRAFTER[0], drafter]
+            found, skip = True, "=" not in word
+        else:
+            changed.append(word)
+    if not found:
+        if not any(word.partition("=")[0] == ALGORITHM_FLAG for word in changed):
+            changed += [ALGORITHM_FLAG, "EAGLE3"]
+        changed += [command_line.DRAFTER[0], drafter]
+    return changed
+
+
+def folder(settings: Mapping[str, Any]) -> str:
+    """Where opsctl starts the server: what is relative in its command is so to this."""
+    return str(settings.get("checkout") or "/")
+
+
+def releases(settings: Mapping[str, Any]) -> str | None:
+    """The folder of drafter releases on the host; None where the inventory does not say."""
+    root = settings.get("weights_root")
+    found = settings.get("releases") or (f"{root.rstrip('/')}/releases" if root else None)
+    return str(found) if found else None
+
+
+def keeps_key_itself(argv: Sequence[str]) -> bool:
+    """Whether the command says where its API key is: in itself, or in a file of settings."""
+    return any(word.partition("=")[0] in (*KEY_FLAGS, SETTINGS_FLAG) for word in argv)
+
+
+def settings_text(api_key: str) -> str:
+    """The file of settings that holds an API key."""
+    return f"# Written by opsctl\napi-key: {json.dumps(api_key)}\n"
+
+
+def as_flags(argv: Sequence[str]) -> dict[str, Any] | None:
+    """The flags of a command as `words` would write them again; None where that would lose something."""
+    if list(argv[1:3]) != ["-m", ENTRY]:
+        return None
+    flags: dict[str, Any] = {}
+    values: list[Any] = []
+    name = None
+    for word in [*argv[3:], None]:
+        if word is not None and not word.startswith("--"):
+            if name is None:
+                return None
+            values.append(_typed(word))
+            continue
+        if name is not None:
+            if name in flags or "_" in name:
+                return None  # said twice, or spelled in a way that a mapping does not keep
+            flags[name] = True if not values else values[0] if len(values) == 1 else values
+        if word is not None:
+            name, inline, value = word[2:].partition("=")
+            values = [_typed(value)] if inline else []
+    return flags
+
+
+def interpreter(settings: Mapping[str, Any]) -> str:
+    """The Python that serves."""
+    environment = settings.get("environment")
+    found = settings.get("python") or (f"{environment.rstrip('/')}/bin/python" if environment else None)
+    return str(found or "python3")
+
+
+def _from_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[str]:
+    named = {str(name).lstrip("-").replace("_", "-"): value for name, value in flags.items()}
+    for setting, flag in DEFAULTS:
+        said = any(spelling in named for spelling in (flag, *SPELLINGS.get(flag, ())))
+        if not said and settings.get(setting) is not None:
+            named[flag] = settings[setting]
+    argv = [interpreter(settings), "-m", ENTRY]
+    for name, value in named.items():
+        if value is None or value is False:
+            continue
+        argv.append(f"--{name}")
+        if isinstance(value, list | tuple):
+            argv += [_word(name, each) for each in value]
+        elif value is not True:
+            argv.append(_word(name, value))
+    return argv
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    kind = type(value).__name__
+    raise UsageError(
+        f"`launch` of the host: {name} is a {kind}, which cannot stand in a command",
+        hint="secrets do not belong in a command line, which every user of the host can read: "
+        "`api_key` of the host goes into a file that only the server's user can read",
+    )
+
+
+def _typed(word: str) -> Any:
+    """A number where it would be written back as the same word."""
+    for kind in (int, float):
+        try:
+            if str(kind(word)) == word:
+                return kind(word)
+        except ValueError:
+            continue
+    return word

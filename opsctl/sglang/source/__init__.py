@@ -1,0 +1,1 @@
+"""Source trees of SGLang, read by syntax."""

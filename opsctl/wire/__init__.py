@@ -1,0 +1,1 @@
+"""What both ends share. It is sent to the host: Python 3.8, the standard library, nothing of the operating system."""
