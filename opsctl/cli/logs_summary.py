@@ -42,7 +42,7 @@ def _scan(remote: RemoteHost, logs: Sequence[str]) -> dict[str, Any]:
     older: list[str] = []
     earlier = list(logs[:-1])
     while True:
-        call = Call("serverlog.scan", {"path": logs[-1], "older": older})
+        call: Call[Any] = Call("serverlog.scan", {"path": logs[-1], "older": older})
         found: dict[str, Any] = remote.call(call, timeout=_LONGEST).result
         started = any(mark["name"] == "start" for mark in found["marks"])
         if started or not earlier or len(older) >= _MOST_OLDER:

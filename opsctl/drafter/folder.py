@@ -153,7 +153,7 @@ def open_folder(
         reply = read(Call("checkpoint.gather", {"path": path, "full": full, "follow_links": follow_links}))
     except AgentError as error:
         raise _explained(error, path) from None
-    result, body = reply
+    result, body = reply.result, reply.body
     containers = tuple(_container(raw, path) for raw in result["containers"])
     raw_config, config_problem, repeated = _object(result["config"])
     raw_index, index_problem, _ = _object(result["index"], strict=True)

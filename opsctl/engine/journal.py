@@ -140,7 +140,7 @@ def follow(run: str, offset: int = 0) -> Call[Any]:
     return Call("supervise.follow", {"run": run, "offset": offset})
 
 
-def replies(reply: Reply[Any]) -> list[Reply]:
+def replies(reply: Reply[Any]) -> list[Reply[Any]]:
     """The replies of a step's own calls."""
     return wire.replies(reply)
 

@@ -130,7 +130,7 @@ class Command(Module[Any]):
         return Change(summary, (_run(args),), _undo(args), unknown=None if foreseen else UNFORESEEN)
 
     def result(
-        self, args: CommandArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: CommandArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         replies = dict(zip(guards(args), seen, strict=True))
         if done:

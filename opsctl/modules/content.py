@@ -43,7 +43,7 @@ def place(
             return None
         if site is not None:
             permit(real, now, "attributes", site)
-        call = Call("files.attributes", {"path": real, **wrong, "expect": expected(now), "keep": KEEP})
+        call: Call[Any] = Call("files.attributes", {"path": real, **wrong, "expect": expected(now), "keep": KEEP})
         return Change(f"set {worded(wrong)} on {path}", (call,), restore(real))
     if site is not None:
         permit(real, now, "write", site, len(content))

@@ -174,7 +174,9 @@ class Module(ABC, Generic[A]):
         """What the task's line says where nothing is missing, of what somebody should know all the same."""
         return ""
 
-    def result(self, args: A, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site) -> dict[str, Any]:
+    def result(
+        self, args: A, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
+    ) -> dict[str, Any]:
         """What `register` gets besides changed and failed; `done` has the replies of the calls, if any ran.
 
         A key `changed` in it wins over the fact that calls ran: a command may know that it changed nothing.

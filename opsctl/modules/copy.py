@@ -269,7 +269,7 @@ class _Batch:
             call.with_args(partial=f"{folder}/{call.args['partial']}") if call.name == "files.adopt" else call
             for call in self.calls
         ]
-        drop = Call("arrival.drop", {"folder": folder})
+        drop: Call[Any] = Call("arrival.drop", {"folder": folder})
         return Change(
             told,
             (*calls, drop),

@@ -107,9 +107,9 @@ class DrafterStage(Module[DrafterStageArgs]):
             summary += f"; when the run has ended well, remove {few([posixpath.basename(path) for path in outdated])}"
         own = {"root": _releases(args, site), "name": _named(args)}
         where = {**own, "key": source.key}
-        place = Call("stage.place", {**where, "keep_as": MADE})
-        prune = (Call("stage.prune", {**own, "paths": outdated}),) if outdated else ()
-        undo = Call("stage.remove", {"keep_as": MADE})
+        place: Call[Any] = Call("stage.place", {**where, "keep_as": MADE})
+        prune: tuple[Call[Any], ...] = (Call("stage.prune", {**own, "paths": outdated}),) if outdated else ()
+        undo: Call[Any] = Call("stage.remove", {"keep_as": MADE})
         similar = seen[0].body if found["partial"] else None
 
         def whole(cancelled: Callable[[], bool]) -> Source:
@@ -130,7 +130,7 @@ class DrafterStage(Module[DrafterStageArgs]):
         )
 
     def result(
-        self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         if done is not None:
             return {"release": done[0].result["release"], "digest": done[0].result["digest"]}

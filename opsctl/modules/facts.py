@@ -41,6 +41,6 @@ class Facts(Module[FactsArgs]):
         return None
 
     def result(
-        self, args: FactsArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: FactsArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         return dict(seen[0].result)

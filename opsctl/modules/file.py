@@ -61,7 +61,7 @@ class File(Module[FileArgs]):
                 return _link(args, now, site)
             case "directory" if now["kind"] == "absent":
                 permit(args.path, now, "mkdir", site)
-                call = Call("files.mkdir", {"path": args.path, **args.given(), "keep": KEEP})
+                call: Call[Any] = Call("files.mkdir", {"path": args.path, **args.given(), "keep": KEEP})
                 summary = _summary(f"make folder {args.path}", args.given())
                 return Change(summary, (call,), restore(args.path), makes=frozenset((args.path,)))
             case "file" if now["kind"] == "absent":
@@ -80,7 +80,7 @@ def _attributes(args: FileArgs, now: Seen, site: Site) -> Change | None:
     if not wrong:
         return None
     permit(args.path, now, "attributes", site)
-    call = Call("files.attributes", {"path": args.path, **wrong, "expect": expected(now), "keep": KEEP})
+    call: Call[Any] = Call("files.attributes", {"path": args.path, **wrong, "expect": expected(now), "keep": KEEP})
     return Change(f"set {worded(wrong)} on {args.path}", (call,), restore(args.path))
 
 
@@ -90,7 +90,9 @@ def _link(args: FileArgs, now: Seen, site: Site) -> Change | None:
     if now["kind"] not in ("absent", "link"):
         raise refuse(args.path, now, "link")
     permit(args.path, now, "link", site)
-    call = Call("files.link", {"path": args.path, "target": args.target, "expect": expected(now), "keep": KEEP})
+    call: Call[Any] = Call(
+        "files.link", {"path": args.path, "target": args.target, "expect": expected(now), "keep": KEEP}
+    )
     before = f", instead of {now['target']}" if now["kind"] == "link" else ""
     return Change(f"link {args.path} to {args.target}{before}", (call,), restore(args.path))
 
@@ -100,7 +102,7 @@ def _absent(args: FileArgs, reply: Reply[Any], site: Site) -> Change | None:
     if now["kind"] == "absent":
         return None
     permit(args.path, now, "remove", site)
-    call = Call("files.remove", {"path": args.path, "expect": expected(now), "keep": KEEP})
+    call: Call[Any] = Call("files.remove", {"path": args.path, "expect": expected(now), "keep": KEEP})
     diffs = (FileDiff(args.path, reply.body, None),) if now.get("content") else ()
     what = {"dir": "folder", "other": "special file"}.get(now["kind"], now["kind"])
     return Change(f"remove {what} {args.path}", (call,), restore(args.path), diffs=diffs)

@@ -82,7 +82,7 @@ class Git(Module[GitArgs]):
             _demand_free(args, now)
         commit = wanted or args.commit
         how = {"path": args.dest, "commit": commit, "source": args.repo, "depth": args.depth}
-        call = Call(
+        call: Call[Any] = Call(
             "git.checkout",
             {
                 **{key: value for key, value in how.items() if value is not None},
@@ -93,14 +93,14 @@ class Git(Module[GitArgs]):
                 "keep": KEEP,
             },
         )
-        undo = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
+        undo: Call[Any] = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
         return Change(_summary(args, now, wanted), (call,), (undo,), makes=frozenset((args.dest,)))
 
     def remark(self, args: GitArgs, seen: Sequence[Reply[Any]]) -> str:
         return _unfinished(seen[0].result)
 
     def result(
-        self, args: GitArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: GitArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         now = seen[0].result
         local = {

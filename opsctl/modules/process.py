@@ -71,13 +71,15 @@ class Process(Module[ProcessArgs]):
         if now["state"] == "running" and args.state == "started" and why is None:
             return None
         first = (stop(args.name, args.stop_wait),) if alive else ()
-        undo = (Call("process.restore", {"name": args.name, "keep": START, "wait": args.stop_wait}),)
+        undo: tuple[Call[Any], ...] = (
+            Call("process.restore", {"name": args.name, "keep": START, "wait": args.stop_wait}),
+        )
         reason = f": {why}" if why else ""
         summary = f"restart {args.name} (pid {now['pid']}){reason}" if alive else f"start {args.name}"
         return Change(summary, (*first, _start(args)), undo, _again(args) if alive else ())
 
     def result(
-        self, args: ProcessArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: ProcessArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         said = done[-1].result if done else seen[0].result
         return {key: said[key] for key in ("pid", "log", "log_offset", "state") if key in said}

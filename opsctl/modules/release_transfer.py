@@ -53,7 +53,7 @@ def transfer(
             made = host.call(Call("stage.prepare", {**where, "sizes": source.sizes, "links": links})).result
             copying = []
             if copies:
-                copy = Call("stage.copy", {**where, "copies": copies})
+                copy: Call[Any] = Call("stage.copy", {**where, "copies": copies})
                 copying = remote.send([copy], on_progress=_passed_on(progress))
             parts = [
                 Part(f"{source.path}/{piece.file}", piece.file, piece.start, piece.end)

@@ -67,14 +67,14 @@ class Service(Module[ServiceArgs]):
         failing = now.get("failing")  # between two starts its state is another one each time
         expect = {key: now.get(key) for key in ("ActiveState", "UnitFileState") if not failing or key != "ActiveState"}
         how = {"actions": actions, "expect": expect, **limit, "keep": KEEP, "judge": True}
-        call = Call("service.change", {**where, **how})
-        undo = Call("service.restore", {**where, "keep": KEEP, **limit})
-        settle = Call("service.resume", {**where, "keep": KEEP, **limit, "judge": True})
+        call: Call[Any] = Call("service.change", {**where, **how})
+        undo: Call[Any] = Call("service.restore", {**where, "keep": KEEP, **limit})
+        settle: Call[Any] = Call("service.resume", {**where, "keep": KEEP, **limit, "judge": True})
         why = f": {failing}" if failing else ""
         return Change(f"{', '.join(actions)} {args.unit}{why}", (call,), (undo,), (settle,))
 
     def result(
-        self, args: ServiceArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: ServiceArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         return {"unit": (done[-1] if done else seen[0]).result}
 

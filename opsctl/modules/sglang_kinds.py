@@ -171,7 +171,7 @@ class ProcessServer(Kind):
                 return None
             return Change(f"wait until {server.name} answers", (self.wait(ours),))  # it is still loading
         self.demand_flags(argv)
-        start = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env)[1])
+        start: Call[Any] = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env)[1])
         undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
         verb = "restart" if stop else "start"
         summary = ", ".join([*theirs, *steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
@@ -179,7 +179,7 @@ class ProcessServer(Kind):
         return Change(summary, calls, undo, again, diffs=tuple(steps.diffs))
 
     def _as_it_runs(
-        self, now: Mapping[str, Any], stop: list[Call[Any]], again: tuple[Call, ...], theirs: list[str]
+        self, now: Mapping[str, Any], stop: list[Call[Any]], again: tuple[Call[Any], ...], theirs: list[str]
     ) -> Change | None:
         """The inventory says nothing of the command: the one that runs is started again."""
         args, name = self.args, self.server.name
@@ -189,8 +189,8 @@ class ProcessServer(Kind):
         if args.state == "started" and args.speculation and not theirs:
             return None if self.known["listener"].result is not None else Change(f"wait until {name} answers", (ready,))
         without = None if args.speculation else command.SPECULATIVE
-        start = Call("process.start_like", {"name": name, "like": STOP, "without": without, "keep": START})
-        undo = Call("process.restore", {"name": name, "wait": args.stop_wait, "keep": START})
+        start: Call[Any] = Call("process.start_like", {"name": name, "like": STOP, "without": without, "keep": START})
+        undo: Call[Any] = Call("process.restore", {"name": name, "wait": args.stop_wait, "keep": START})
         how = "as it runs" if args.speculation else "as it runs, without speculation"
         return Change(", ".join([*theirs, f"restart {name} {how}"]), (*stop, self.mark(), start, ready), (undo,), again)
 
@@ -244,9 +244,9 @@ class UnitServer(Kind):
         args, server, now = self.args, self.server, self.known["service"].result
         where = {"unit": server.unit, "user": server.user_unit}
         limit = {"timeout": args.stop_wait + 60}
-        stop = Call("service.change", {**where, "actions": ["stop"], **limit, "keep": STOP})
+        stop: Call[Any] = Call("service.change", {**where, "actions": ["stop"], **limit, "keep": STOP})
         alive = {"unit": server.unit, "user": server.user_unit}
-        resume = Call("service.resume", {**where, "keep": STOP, **limit})
+        resume: Call[Any] = Call("service.resume", {**where, "keep": STOP, **limit})
         sound = now["up"] and not now.get("failing")
         again = (resume, self.wait(alive)) if sound else (resume,)
         if args.state == "stopped":
@@ -267,7 +267,7 @@ class UnitServer(Kind):
             self.demand_port()
         first = [stop] if now["up"] else []
         reload = ["daemon-reload"] if any(call.args.get("keep") == UNIT for call in steps.calls) else []
-        start = Call("service.change", {**where, "actions": [*reload, "start"], **limit, "keep": START})
+        start: Call[Any] = Call("service.change", {**where, "actions": [*reload, "start"], **limit, "keep": START})
         undo = (Call("service.restore", {**where, "keep": START, **limit}), *steps.undo)
         verb = "restart" if now["up"] else "start"
         calls = (*first, *steps.calls, self.mark(), start, self.wait(alive, marked=True))
@@ -304,10 +304,10 @@ class ContainerServer(Kind):
         if not now["exists"]:
             raise TaskFailed(f"there is no container {name}", hint="make it once, with the release link in its command")
         limit = {"name": name, "wait": args.stop_wait}
-        stop = [Call("container.stop", {**limit, "keep": STOP})] if now["running"] else []
+        stop: list[Call[Any]] = [Call("container.stop", {**limit, "keep": STOP})] if now["running"] else []
         ready = self.wait({"container": name})
         sound = now["running"] and not now.get("restarting")
-        resume = Call("container.resume", {"name": name, "keep": STOP})
+        resume: Call[Any] = Call("container.resume", {"name": name, "keep": STOP})
         again = (resume, ready) if sound else (resume,) if now["running"] else ()
         if args.state == "stopped":
             return Change(f"stop container {name}", tuple(stop), (), again) if stop else None
@@ -318,7 +318,7 @@ class ContainerServer(Kind):
             return None
         if not now["running"]:
             self.demand_port()
-        start = Call("container.start", {"name": name, "keep": START})
+        start: Call[Any] = Call("container.start", {"name": name, "keep": START})
         undo = (Call("container.restore", {**limit, "keep": START}), *steps.undo)
         verb = "restart" if now["running"] else "start"
         summary = ", ".join([*steps.said, f"{verb} container {name}"])

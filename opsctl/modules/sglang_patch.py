@@ -97,7 +97,7 @@ class SglangPatch(Module[SglangPatchArgs]):
         return _change(f"apply {few(names)}", looked, found.edits, call)
 
     def result(
-        self, args: SglangPatchArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: SglangPatchArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         looked = patching.received(seen[0])
         serving = [r.pid for r in looked.running if r.package == looked.package]

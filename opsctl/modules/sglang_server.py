@@ -58,7 +58,7 @@ class SglangServer(Module[ServerArgs]):
         return kind(args, server, site, known).change()
 
     def result(
-        self, args: ServerArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply] | None, site: Site
+        self, args: ServerArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         ready = done[-1].result if done and args.state != "stopped" else {}
         return {key: ready[key] for key in ("seconds", "phases") if key in ready}

@@ -39,7 +39,7 @@ def supervise(
     return Call("supervise.start", {**args, "confirm_within": confirm_within}, body)
 
 
-def replies(reply: Reply[Any]) -> list[Reply]:
+def replies(reply: Reply[Any]) -> list[Reply[Any]]:
     """The replies of a step's own calls, from the reply to `apply` or an applied `supervise`."""
     found, start = [], 0
     for result, length in reply.result["replies"]:

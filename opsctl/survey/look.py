@@ -175,7 +175,7 @@ def environment_of(python: str) -> str | None:
     return root if leaf == "bin" and name.startswith("python") and root not in ("", "/", "/usr", "/usr/local") else None
 
 
-def _named(*replies: Reply[Any] | Exception) -> Sequence[tuple[str, Reply | Exception]]:
+def _named(*replies: Reply[Any] | Exception) -> Sequence[tuple[str, Reply[Any] | Exception]]:
     return list(zip(("servers", "files", "GPUs"), replies, strict=True))
 
 

@@ -127,7 +127,7 @@ class _Job:
             "hosts": [self.source.name],
             "keep_prompts": self.wish.keep_prompts,
         }
-        call = Call("collect.bundle", args, self.sealed())
+        call: Call[Any] = Call("collect.bundle", args, self.sealed())
         manifest: dict[str, Any] = self.host.call(call, timeout=_LONGEST, on_progress=take).result
         return manifest
 
