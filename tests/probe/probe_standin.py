@@ -32,6 +32,7 @@ class Shape:
     version: str = "0.5.9"
     cycles: tuple[int, ...] | None = (3,)
     steps: int = 3
+    algorithm: str = "EAGLE3"
     metrics: bool = True
     others: int = 0  # tokens generated for somebody else, per request of ours
     running: int = 0
@@ -158,7 +159,7 @@ def _info(shape: Shape) -> dict[str, Any]:
         "tp_size": 8,
         "skip_tokenizer_init": shape.skip_tokenizer_init,
         "enable_metrics": shape.metrics,
-        "speculative_algorithm": "EAGLE3" if speculates else None,
+        "speculative_algorithm": shape.algorithm if speculates else None,
         "speculative_draft_model_path": shape.drafter if speculates else None,
         "speculative_num_steps": shape.steps if speculates else None,
         "speculative_eagle_topk": 1 if speculates else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from opsctl.sglang.diagnosis.causes import CAUSES
 from opsctl.sglang.diagnosis.hypotheses import diagnose as walk
 from opsctl.sglang.diagnosis.seen import evidence
 from opsctl.wire.protocol import Context
+from tests.drafter import build
 
 KIT = Path(__file__).parents[1] / "real"
 sys.path.insert(0, str(KIT))
@@ -98,6 +100,32 @@ def test_the_planted_fault_is_named(
         code, told = diagnose("--port", url.rpartition(":")[2], "--probe", measured)
     assert told["cause"] == cause
     assert code == (Exit.DEGRADED if cause else Exit.DONE)
+
+
+EAGLE2 = {"fc.weight": [64, 128], "layers.0.self_attn.q_proj.weight": [64, 64]}
+NEXTN = {"model.layers.0.eh_proj.weight": [64, 128]}
+
+
+@pytest.mark.parametrize(
+    ("named", "shapes", "algorithm", "cause"),
+    [
+        ("LlamaForCausalLMEagle", EAGLE2, "EAGLE", None),
+        ("DeepseekV3ForCausalLMNextN", NEXTN, "NEXTN", None),
+        ("DeepseekV3ForCausalLMNextN", NEXTN, "EAGLE", None),
+        ("DeepseekV3ForCausalLMNextN", NEXTN, "STANDALONE", "algorithm-not-eagle3"),
+    ],
+)
+def test_a_draft_model_of_another_kind_is_not_held_to_eagle3(
+    diagnose: Diagnose, tmp_path: Path, named: str, shapes: dict[str, list[int]], algorithm: str, cause: str | None
+) -> None:
+    """Where the flag is right for it, it is not the cause, though nothing is accepted."""
+    made, rng = build.specforge(), random.Random(1)
+    made.config["architectures"] = [named]
+    made.tensors = {name: build.weight(rng, shape) for name, shape in shapes.items()}
+    shape = Shape(cycles=(0,), algorithm=algorithm, drafter=str(made.write(tmp_path / "drafter")))
+    with serving(shape) as url, process(tmp_path, "--port", url.rpartition(":")[2]):
+        _, told = diagnose("--port", url.rpartition(":")[2])
+    assert told["cause"] == cause
 
 
 @pytest.mark.parametrize(

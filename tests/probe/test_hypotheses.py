@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from opsctl.drafter.kind import Kind
 from opsctl.sglang.diagnosis.causes import CAUSES
 from opsctl.sglang.diagnosis.evidence import (
     DrafterFault,
@@ -33,6 +34,7 @@ GOOD = Evidence(
     flags=EAGLE3,
     source=SOUND_SOURCE,
     drafter=(),
+    draft_kind=Kind.EAGLE3,
     old_code=False,
     default_ids=True,
     fused_all_reduce=False,
@@ -149,6 +151,44 @@ def test_a_server_that_stopped() -> None:
     found = walked(replace(stopped, errors=(index,), drafter=(ABSOLUTE,)))
     assert found.cause
     assert found.cause.id == "d2t-crash"
+
+
+def run_as(algorithm: str, kind: Kind | None, length: float = 1.0) -> Evidence:
+    flags = replace(EAGLE3, algorithm=algorithm)
+    return at(length, flags=flags, draft_kind=kind, version=Release(0, 5, 12), fused_all_reduce=True, source=Source())
+
+
+@pytest.mark.parametrize("length", [1.0, 1.1, 1.7])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [("NEXTN", Kind.MTP), ("EAGLE", Kind.MTP), ("EAGLE", Kind.EAGLE), ("DFLASH", Kind.DFLASH), ("EAGLE", None)],
+)
+def test_the_right_algorithm_of_another_kind_is_no_cause(algorithm: str, kind: Kind | None, length: float) -> None:
+    """Nor is anything that only a draft model of EAGLE-3 can suffer from."""
+    found = walked(run_as(algorithm, kind, length))
+    confirmed = {j.id for j in found.hypotheses if j.verdict is Verdict.CONFIRMED}
+    assert "algorithm-not-eagle3" not in confirmed
+    assert kind is None or not confirmed
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_another_kind_under_eagle3_is_the_fault_of_the_flag(named: bool) -> None:
+    lacks = LogError(
+        "crash", "AttributeError: 'Glm5NextForConditionalGenerationNextN' object has no attribute 'set_embed'"
+    )
+    stopped = replace(run_as("EAGLE3", Kind.MTP if named else None), alive=False, measured=None, errors=(lacks,))
+    stopped = replace(stopped, source=replace(Source(), target_methods=SourceFact(False, "glm5_next.py:1")))
+    found = walked(stopped)
+    assert found.cause is not None
+    assert found.cause.id == "algorithm-not-eagle3"
+    assert "speculative-algorithm: NEXTN" in found.cause.remedy
+
+
+def test_a_kind_that_nothing_runs_is_the_cause_of_what_it_reads() -> None:
+    fault = DrafterFault("draft-kind", "unsupported", "draft model", "P-EAGLE", "use an EAGLE-3 draft model")
+    found = walked(replace(run_as("EAGLE3", Kind.PEAGLE, 1.5), drafter=(fault,)))
+    assert found.cause is not None
+    assert found.cause.id == "kind-unsupported"
 
 
 def test_what_was_not_looked_at_is_not_decided() -> None:

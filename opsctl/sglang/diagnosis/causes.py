@@ -6,8 +6,11 @@ are named beside an entry (numbers of sgl-project/sglang).
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Callable
 
+from opsctl.drafter.kind import Kind, recognise
 from opsctl.sglang.diagnosis.drafter_causes import DRAFTER_CAUSES
 from opsctl.sglang.diagnosis.evidence import Evidence, SourceFact, Symptom
 from opsctl.sglang.diagnosis.hypotheses import Condition, Hypothesis
@@ -58,6 +61,30 @@ def _old_code(e: Evidence) -> Condition:
     )
 
 
+def _of_eagle3(condition: Callable[[Evidence], Condition]) -> Callable[[Evidence], Condition]:
+    """`condition`, which only a draft model of EAGLE-3 can meet."""
+
+    def look(e: Evidence) -> Condition:
+        kind = _draft_kind(e)
+        if kind is not None and kind is not Kind.UNKNOWN and not kind.eagle3:
+            return Condition(False, f"the draft model is {kind.value}, not EAGLE-3")
+        return condition(e)
+
+    return look
+
+
+_WITHOUT = re.compile(r"'(\w+)' object has no attribute '(?:set_embed|hot_token_id)'")
+
+
+def _draft_kind(e: Evidence) -> Kind | None:
+    """The kind of the draft model, else of the class that a worker could not use as one of EAGLE-3."""
+    if e.draft_kind is not None:
+        return e.draft_kind
+    named = next((found[1] for x in e.errors if (found := _WITHOUT.search(x.text))), None)
+    return recognise({"architectures": [named]}, {}).kind if named else None
+
+
+@_of_eagle3
 def _target_methods(e: Evidence) -> Condition:
     text = next(
         (x for x in e.errors if "set_eagle3_layers_to_capture" in x.text or "get_embed_and_head" in x.text), None
@@ -73,19 +100,28 @@ def _algorithm(e: Evidence) -> Condition:
     name = e.flags.algorithm
     if name is None:
         return Condition(None, "launch flags not known", decide="the flags of the running process tell")
-    if e.drafter is None:
-        known = name.upper() == "EAGLE3"
-        return Condition(False if known else None, f"--speculative-algorithm {name}", decide="check the drafter's kind")
-    if name.upper() in ("EAGLE3", "NONE"):
-        return Condition(False, f"--speculative-algorithm {name}")
+    flag, kind = f"--speculative-algorithm {name}", _draft_kind(e)
+    if kind is None or kind is Kind.UNKNOWN:
+        # Only a class of EAGLE-3 comes up under EAGLE3.
+        fine = name.upper() == "EAGLE3" and e.alive is not False
+        return Condition(False if fine else None, flag, decide="`opsctl drafter check` tells the draft model's kind")
+    if name.upper() in (*kind.algorithms, "NONE"):
+        return Condition(False, f"{flag} is that of {kind.value}")
+    if not kind.algorithms:
+        return Condition(False, f"no algorithm is that of a draft model that is {kind.value}")
+    starts = kind.eagle3 and name.upper() in ("EAGLE", "NEXTN")
+    if starts and e.alive is False:
+        return Condition(False, f"{flag} with a draft model of {kind.value} starts, and accepts nothing")
+    effect = "no features are captured, `fc` is skipped" if starts else "the worker is made for another kind"
     return Condition(
-        name.upper() in ("EAGLE", "NEXTN"),
-        f"--speculative-algorithm {name} with an EAGLE-3 drafter: no features are captured, `fc` is skipped",
-        (f"--speculative-algorithm {name}",),
-        "say speculative-algorithm: EAGLE3 in `launch` of the host, then `opsctl server restart`",
+        True,
+        f"{flag} with a draft model that is {kind.value}: {effect}",
+        (flag,),
+        f"say speculative-algorithm: {kind.algorithms[0]} in `launch` of the host, then `opsctl server restart`",
     )
 
 
+@_of_eagle3
 def _hot_ids(e: Evidence) -> Condition:
     both = (e.source.d2t_offsets, e.source.hot_ids)
     broken = next((f for f in both if f.holds is False), None)
@@ -93,11 +129,13 @@ def _hot_ids(e: Evidence) -> Condition:
     return _from_source(fact, _as_released(e, fact), "`d2t` is applied to drafted ids")
 
 
+@_of_eagle3
 def _head(e: Evidence) -> Condition:
     fact = e.source.own_head
     return _from_source(fact, _as_released(e, fact), "the worker leaves the drafter's own head alone")
 
 
+@_of_eagle3
 def _graph_ids(e: Evidence) -> Condition:
     """Graphs captured with the default aux layers, whatever the drafter asks for: up to 0.5.10.post1 (#22836)."""
     if e.flags.cuda_graphs is False:
@@ -118,6 +156,7 @@ def _graph_ids(e: Evidence) -> Condition:
     )
 
 
+@_of_eagle3
 def _all_reduce(e: Evidence) -> Condition:
     """Aux states taken before the all-reduce are partial sums: up to 0.5.13, with fusion on and tp > 1 (#28343)."""
     if e.flags.tp < 2:
@@ -208,7 +247,9 @@ CAUSES: tuple[Hypothesis, ...] = (
         "the server starts with EAGLE-3",
     ),
     *(h for h in DRAFTER_CAUSES if Symptom.CRASH in h.predicts),
-    Hypothesis("algorithm-not-eagle3", "the algorithm flag is not that of the drafter", _DEAD, _algorithm, _BACK),
+    Hypothesis(
+        "algorithm-not-eagle3", "the algorithm flag is not that of the drafter", _DEAD | _CRASH, _algorithm, _BACK
+    ),
     *(h for h in DRAFTER_CAUSES if Symptom.CRASH not in h.predicts),
     Hypothesis("d2t-not-applied", "the source does not map draft ids to target ids", _GARBAGE, _hot_ids, _BACK),
     Hypothesis(

@@ -52,7 +52,10 @@ _OF_OTHERS = ("lm_head", "d2t", "t2d")
 # keeps what memory held), a missing head 1.00, features switched off 1.00 to 1.2.
 GROUPS = (
     Group("d2t-crash", "`d2t` leads to token ids that do not exist", _MAPPING, _STOPS, _CRASH),
-    Group("drafter-stops-server", "SGLang cannot load or run this drafter", ("",), _STOPS, _CRASH, ("d2t", "t2d")),
+    Group("kind-unsupported", "SGLang has no algorithm for a draft model of this kind",
+          ("draft-kind",), frozenset({"unsupported"}), _LOW | _CRASH),
+    Group("drafter-stops-server", "SGLang cannot load or run this drafter",
+          ("",), _STOPS, _CRASH, ("d2t", "t2d", "--speculative-algorithm")),
     Group("lm-head-missing", "the drafter's output head is not in its files and stays uninitialised",
           ("lm-head", "draft-vocab", "tied"), _GARBLES | _SLOWS, _DEAD),
     Group("aux-disabled", "the drafter's config switches the target's features off, and `fc` is skipped",

@@ -196,6 +196,7 @@ class _Meeting:
         if started is None:
             self.unknown.append("how it is started: no `launch` in the inventory, and no server runs")
             return Serving(tp=int(tp))
+        # A launch command without an algorithm gets EAGLE3 together with the drafter (command.with_drafter).
         found = Serving(
             tp=int(tp),
             context_length=started.context_length,

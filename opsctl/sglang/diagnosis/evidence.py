@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from opsctl.drafter.kind import Kind
 from opsctl.sglang.version import Release
 
 _CHANCE = 1.02  # a length below it comes from lucky hits
@@ -110,6 +111,7 @@ class LogError:
 class Evidence:
     """Everything gathered. drafter: None when it was not checked, empty when nothing was found.
 
+    draft_kind: None when the draft model was not looked at.
     alive: whether the server answers. old_code: the process started before its source was last changed.
     default_ids: whether the drafter's aux layer ids are those the server uses by default.
     fused_all_reduce: whether all-reduce fusion is in use.
@@ -122,6 +124,7 @@ class Evidence:
     flags: Flags = field(default_factory=Flags)
     source: Source = field(default_factory=Source)
     drafter: tuple[DrafterFault, ...] | None = None
+    draft_kind: Kind | None = None
     errors: tuple[LogError, ...] = ()
     old_code: bool | None = None
     default_ids: bool | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
+from opsctl.drafter.kind import Kind, recognise
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.versions import Version
 from opsctl.errors import Lost, OpsctlError, Unreachable, UsageError
@@ -123,15 +124,28 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     target_config = _config(good["target"].body) if "target" in good else None
     serving = _serving(started, info, told)
     release = version_text(info, log)
-    draft_config, faults = None, None
+    draft_config, faults, kind = None, None, None
     if draft and "draft" in good:
-        draft_config, faults = _checked(
+        draft_config, kind, faults = _checked(
             draft, good["draft"], target_config, serving, release, notes, there=ask is not here
         )
+    elif not draft and serving.algorithm:
+        kind = _of_itself(target_config)
     package = process["package"] if process else None
     facts = _facts(ask, package, target_class(target_config), notes) if package else None
     return Seen(
-        process, started, info, metrics, log, draft_config, target_config, faults, facts, asked.probe, tuple(notes)
+        process,
+        started,
+        info,
+        metrics,
+        log,
+        draft_config,
+        kind,
+        target_config,
+        faults,
+        facts,
+        asked.probe,
+        tuple(notes),
     )
 
 
@@ -192,18 +206,25 @@ def _checked(
     notes: list[str],
     *,
     there: bool,
-) -> tuple[Mapping[str, Any] | None, tuple[DrafterFault, ...] | None]:
-    """The drafter's config and the findings of its check for the version that runs."""
+) -> tuple[Mapping[str, Any] | None, Kind, tuple[DrafterFault, ...] | None]:
+    """The drafter's config, its kind, and the findings of its check for the version that runs."""
     folder = open_folder(path, lambda call: reply, there=there)
+    case = Case(folder, Settings(dict(target)) if target else None, serving)
+    kind = case.recognised.kind
     if not release:
         notes.append("drafter: SGLang's version is not known, so it was not checked")
-        return folder.raw_config, None
-    case = Case(folder, Settings(dict(target)) if target else None, serving)
+        return folder.raw_config, kind, None
     findings = judge(case, [Version.parse(release)]).findings
     faults = tuple(
         DrafterFault(f.check, f.verdict.value, f.subject, f.detail, f.remedy) for f in findings if f.in_outcome
     )
-    return folder.raw_config, faults
+    return folder.raw_config, kind, faults
+
+
+def _of_itself(target: Mapping[str, Any] | None) -> Kind | None:
+    """The kind of what drafts where no draft model is named: the target's own layers, if its config has such."""
+    kind = recognise(target, {}, complete=False).kind
+    return kind if kind is Kind.MTP else None
 
 
 def _serving(started: launch.Launch | None, info: ServerInfo | None, told: Mapping[str, Any]) -> Serving:
@@ -211,7 +232,7 @@ def _serving(started: launch.Launch | None, info: ServerInfo | None, told: Mappi
     return Serving(
         tp=flags.tp,
         context_length=info.context_length if info else started.context_length if started else None,
-        algorithm=flags.algorithm or "EAGLE3",
+        algorithm=flags.algorithm,
         draft_quantization=flags.draft_quantization,
         draft_path=True,
         steps=flags.steps,

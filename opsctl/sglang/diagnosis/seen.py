@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opsctl.drafter.kind import Kind
 from opsctl.sglang import version
 from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
 from opsctl.sglang.logs import timeline
@@ -26,6 +27,7 @@ class Seen:
     metrics: Metrics | None
     log: timeline.Summary | None
     draft_config: Mapping[str, Any] | None
+    draft_kind: Kind | None
     target_config: Mapping[str, Any] | None
     faults: tuple[DrafterFault, ...] | None
     facts: Facts | None
@@ -52,6 +54,7 @@ def evidence(seen: Seen) -> Evidence:
         flags=flags,
         source=seen.facts.evidence(target_class(seen.target_config)) if seen.facts else Source(),
         drafter=seen.faults,
+        draft_kind=seen.draft_kind,
         errors=(LogError(error.kind, error.message, error.where or ""),) if error else (),
         old_code=_old_code(seen),
         default_ids=_default_ids(seen.draft_config, seen.target_config),
