@@ -149,7 +149,8 @@ def _set_keys(case: Case, draft: Settings, config: dict[str, Any], parts: list[P
             changes.append(f"config.json: {key} {before} -> {value!r} ({why})")
 
     if not draft.mla:
-        put("model_type", "llama", "the layer SGLang builds")
+        if draft.intermediate_key == "intermediate_size":  # else the MLP's width would be taken from another key
+            put("model_type", "llama", "the layer SGLang builds")
         put("architectures", [LLAMA], "the class SGLang builds")
     if "tie_word_embeddings" not in config or draft.tied:
         put("tie_word_embeddings", False, "the head is the drafter's own")

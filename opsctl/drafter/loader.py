@@ -232,13 +232,13 @@ _RENAMED = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_
 
 
 def _layer(prefix: str, s: Settings) -> list[Slot]:
-    h, i = s.hidden, s.intermediate
+    h, i, wide = s.hidden, s.intermediate, s.intermediate_key
     norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
     return [
         *(Slot(f"{prefix}{norm}.weight", (h,), How.EXACT, "hidden_size") for norm in norms),
-        Slot(f"{prefix}mlp.gate_proj.weight", (i, h), How.MERGED, "[intermediate_size, hidden_size]"),
-        Slot(f"{prefix}mlp.up_proj.weight", (i, h), How.MERGED, "[intermediate_size, hidden_size]"),
-        Slot(f"{prefix}mlp.down_proj.weight", (h, i), How.ROW, "[hidden_size, intermediate_size]"),
+        Slot(f"{prefix}mlp.gate_proj.weight", (i, h), How.MERGED, f"[{wide}, hidden_size]"),
+        Slot(f"{prefix}mlp.up_proj.weight", (i, h), How.MERGED, f"[{wide}, hidden_size]"),
+        Slot(f"{prefix}mlp.down_proj.weight", (h, i), How.ROW, f"[hidden_size, {wide}]"),
     ]
 
 

@@ -24,7 +24,8 @@ _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_
 _ROPE_DEFAULT = 10000.0
 # transformers 5 gives these kinds of scaling an original length, so their factor is not used (modeling_rope_utils.py).
 _WITH_ORIGINAL = ("yarn", "llama3", "longrope")
-# What transformers takes where a key is absent: LlamaConfig and DeepseekV3Config, which also reads kimi_k2.
+# What transformers takes where a key is absent: LlamaConfig, Llama4TextConfig, and DeepseekV3Config, which also reads
+# kimi_k2.
 _LLAMA_DEFAULTS = MappingProxyType({
     "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32,
     "vocab_size": 32000,
@@ -34,9 +35,14 @@ _DEEPSEEK_DEFAULTS = MappingProxyType({
     "vocab_size": 129280, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 })  # fmt: skip
+_LLAMA4_DEFAULTS = MappingProxyType({
+    "hidden_size": 5120, "intermediate_size_mlp": 16384, "num_attention_heads": 40, "num_key_value_heads": 8,
+    "head_dim": 128, "num_hidden_layers": 48, "vocab_size": 202048,
+})  # fmt: skip
 _DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType(
     {
         "llama": _LLAMA_DEFAULTS,
+        "llama4_text": _LLAMA4_DEFAULTS,
         "deepseek_v3": _DEEPSEEK_DEFAULTS,
         "kimi_k2": _DEEPSEEK_DEFAULTS,
         "qwen3": MappingProxyType({"head_dim": 128}),
@@ -163,7 +169,12 @@ class Settings:
 
     @property
     def intermediate(self) -> int:
-        return self.integer("intermediate_size") or 0
+        return self.integer(self.intermediate_key) or 0
+
+    @property
+    def intermediate_key(self) -> str:
+        """The key that the width of the MLP is taken from (llama_eagle3.py): llama4_text has one for dense layers."""
+        return "intermediate_size_mlp" if self.text("model_type") == "llama4_text" else "intermediate_size"
 
     @property
     def layers(self) -> int:

@@ -162,6 +162,19 @@ def test_what_no_release_runs_is_refused_by_name(name: str, tmp_path: Path) -> N
     assert all("convert" not in f.remedy.split("not convertible")[0] for f in found.findings)
 
 
+def test_the_width_of_llama4s_mlp_is_read_where_its_class_reads_it(tmp_path: Path) -> None:
+    found = judged("d09_llama4_maverick_nvidia", tmp_path)
+    assert {v.value for v in found.outcome.values()} == {"ok"}
+
+
+def test_a_head_for_a_wider_target(tmp_path: Path) -> None:
+    """24576 = 3 x 8192 = 4 x 6144 (here an eighth of it); the key that is missing is named, and nothing else."""
+    assert {v.value for v in judged("e02_llama70b_lmsys", tmp_path).outcome.values()} == {"ok"}
+    found = judged("e03_llama70b_no_target_hidden", tmp_path)
+    remedies = {f.remedy for f in found.findings if f.verdict.rank > 1}
+    assert remedies == {'"target_hidden_size": 1024, as the target has it and config.json lacks'}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

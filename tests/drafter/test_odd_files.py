@@ -211,12 +211,13 @@ def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None
     build.torchspec().write(tmp_path / "d")
 
     def newer(call: Call) -> Reply:
-        result, body = here(call)
-        return Reply({**result, "files": [{**file, "owner": "root"} for file in result["files"]]}, body)
+        reply = here(call)
+        files = [{**file, "owner": "root"} for file in reply.result["files"]]
+        return Reply({**reply.result, "files": files}, reply.body)
 
     def odd(call: Call) -> Reply:
-        result, body = here(call)
-        return Reply({**result, "files": [{"name": 5}]}, body)
+        reply = here(call)
+        return Reply({**reply.result, "files": [{"name": 5}]}, reply.body)
 
     assert open_folder(str(tmp_path / "d"), newer).files == open_folder(str(tmp_path / "d")).files
     with pytest.raises(RemoteError, match="not understood"):

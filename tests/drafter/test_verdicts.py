@@ -281,7 +281,6 @@ FAULTS: dict[str, tuple[Callable[[Drafter], None], str, str]] = {
         "rope-base",
         "degraded ok ok",
     ),
-    "no rope base": (without("rope_theta"), "rope-base", always(DE)),
     "norm_before_residual": (config(norm_before_residual=True), "norm-before-residual", always(SG)),
     "norm_output": (config(norm_output=True), "norm-output", "degraded ok ok"),
     "norms before fc": (
@@ -744,6 +743,33 @@ def test_the_width_that_fc_was_trained_for_is_named(judged: Judge) -> None:
     made.target["hidden_size"] = 66
     remedies = [f.remedy for f in judged(made, "0.5.12").findings if f.check == "fc-width"]
     assert [remedy.partition(",")[0] for remedy in remedies] == ['"target_hidden_size": 66']
+
+
+@pytest.mark.parametrize(("known", "told"), [(64, ['"target_hidden_size": 64']), (48, ["name 4 aux layers"])])
+def test_the_target_tells_width_and_count_of_states_apart(known: int, told: list[str], judged: Judge) -> None:
+    made = build.specforge()
+    tensor("fc.weight", 48, 192)(made)  # 4 x 48 = 3 x 64
+    made.target["hidden_size"] = known
+    found = judged(made, "0.5.12").findings
+    assert [f.remedy.partition(",")[0].partition(" in ")[0] for f in found if f.verdict is not Verdict.NOTE] == told
+
+
+def test_without_a_target_both_readings_of_a_width_are_told(tmp_path: Path, judged: Judge) -> None:
+    made = build.specforge()
+    tensor("fc.weight", 48, 192)(made)
+    (remedy,) = [f.remedy for f in judged(made.write(tmp_path / "d"), "0.5.12").findings if f.check == "fc-width"]
+    for part in ("192 = 4 x 48 = 3 x 64", '"target_hidden_size": 64', "name 4 aux layers", "--target"):
+        assert part in remedy
+
+
+def test_a_rope_base_that_is_not_named_is_the_default_written_out(judged: Judge) -> None:
+    named, absent = build.specforge(), build.specforge()
+    named.config["rope_theta"] = 10000.0
+    del absent.config["rope_theta"]
+    for made in (named, absent):
+        found = judged(made)
+        assert outcomes(found) == "ok ok ok"
+        assert "the target has 50000" in next(f.detail for f in found.findings if f.check == "rope-base")
 
 
 @st.composite

@@ -9,7 +9,7 @@ from opsctl.drafter.case import Case
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
 
-_NEEDED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_NEEDED = ("hidden_size", "num_attention_heads", "vocab_size")
 _MAY_BE_NULL = ("num_key_value_heads", "head_dim")
 _NEEDED_MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -19,7 +19,7 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
     draft = case.draft
     if draft is None:
         return
-    needed = _NEEDED + (_NEEDED_MLA if draft.mla else ())
+    needed = (*_NEEDED, draft.intermediate_key) + (_NEEDED_MLA if draft.mla else ())
     bad = [key for key in needed if (draft.integer(key) or 0) <= 0]
     bad += [key for key in _MAY_BE_NULL if draft.raw.get(key) is not None and (draft.integer(key) or 0) <= 0]
     absent = [key for key in needed if key not in draft.raw and key not in bad]

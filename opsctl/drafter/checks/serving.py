@@ -64,7 +64,7 @@ def _indivisible(draft: Settings, version: Version, tp: int) -> list[tuple[str, 
     return [
         *([("num_attention_heads", heads, "")] if heads % tp else []),
         *([("num_key_value_heads", kv, "")] if not draft.mla and kv and kv % tp and tp % kv else []),
-        *([("intermediate_size", draft.intermediate, "")] if draft.intermediate % tp else []),
+        *([(draft.intermediate_key, draft.intermediate, "")] if draft.intermediate % tp else []),
         *([("hidden_size", draft.hidden, "")] if split and draft.hidden % tp else []),
         *((key, size, padding) for key, size in padded.items() if size % tp),
     ]
@@ -139,10 +139,10 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
     if seen.theta is None and meant.theta is None and theirs.theta not in (None, rope_base(meant)):
         yield Finding(
             "rope-base",
-            Verdict.DEGRADED,
+            Verdict.NOTE,
             "rope_theta",
-            f"no base named: 10000 is used, the target has {rope_base(theirs):g}",
-            "name the base the drafter was trained with",
+            f"no base named: 10000 is used, the target has {rope_base(theirs):g}: right if it was trained so",
+            "",
         )
     elif meant.theta is not None and theirs.theta is not None and meant.theta != theirs.theta:
         detail = f"{meant.theta:g}, the target has {theirs.theta:g}: right if it was trained so"

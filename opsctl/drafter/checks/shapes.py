@@ -25,7 +25,7 @@ def shapes(case: Case, version: Version) -> Iterator[Finding]:
             continue
         name = filled.slot.name.rsplit(".", 2)[-2]
         verdict, effect = _effect(filled, loaded)
-        groups[_check(name), verdict, _remedy(name, filled, draft, loaded)].append((filled, effect))
+        groups[_check(name), verdict, _remedy(name, filled, case, loaded)].append((filled, effect))
     for (check, verdict, remedy), found in groups.items():
         yield Finding(check, verdict, found[0][0].tensor.name, _detail(found), remedy)
 
@@ -60,7 +60,9 @@ def _check(name: str) -> str:
     return _CHECKS.get(name, "tensor-shape")
 
 
-def _remedy(name: str, filled: Filled, s: Settings, loaded: Loaded) -> str:
+def _remedy(name: str, filled: Filled, case: Case, loaded: Loaded) -> str:
+    s = case.draft
+    assert s is not None
     if loaded.width not in (0, s.hidden):
         return f'"hidden_size": {loaded.width}, the size of all norms'
     rows, columns = (*filled.tensor.shape, 0, 0)[:2]
@@ -71,19 +73,36 @@ def _remedy(name: str, filled: Filled, s: Settings, loaded: Loaded) -> str:
             return remedy
     if name == "lm_head" and columns == s.hidden:
         return f'"draft_vocab_size": {rows}, if d2t has {rows} entries too'
-    if name == "fc" and rows == s.hidden and s.target_hidden and columns % s.target_hidden == 0:
-        states = columns // s.target_hidden
-        return f"name {states} aux layers in eagle_config; other counts than 3 need SGLang {v.FREE_AUX_COUNT.since}"
-    states = filled.slot.shape[-1] // s.target_hidden if s.target_hidden else 0
-    if name == "fc" and rows == s.hidden and states and columns % states == 0:
-        return f'"target_hidden_size": {columns // states}, if the target it was trained for is so wide'
+    if name == "fc" and rows == s.hidden and (remedy := _states(columns, filled.slot.shape[-1], s, case.text)):
+        return remedy
     if name in ("gate_proj", "up_proj") and columns == s.hidden:
-        return f'"intermediate_size": {rows}'
+        return f'"{s.intermediate_key}": {rows}'
     if name == "down_proj" and rows == s.hidden:
-        return f'"intermediate_size": {columns}'
+        return f'"{s.intermediate_key}": {columns}'
     if name in ("q_proj", "k_proj", "v_proj") and columns * 2 == filled.slot.shape[1]:
         return "the inputs are one hidden size wide: not an EAGLE-3 drafter (EAGLE-1, or a plain model)"
     return "correct config.json to the sizes the drafter was trained with"
+
+
+def _states(columns: int, built: int, s: Settings, text: Settings | None) -> str:
+    """How many states, and how wide ones, `fc` takes: it has the product alone, which the target tells apart."""
+    if not s.target_hidden:
+        return ""
+    count = built // s.target_hidden
+    layers = columns // s.target_hidden if columns % s.target_hidden == 0 else 0
+    width = columns // count if count and columns % count == 0 else 0
+    wider = f'"target_hidden_size": {width}'
+    more = f"name {layers} aux layers in eagle_config; other counts than 3 need SGLang {v.FREE_AUX_COUNT.since}"
+    if width and text is not None and text.hidden == width:
+        missing = "" if "target_hidden_size" in s.raw else " and config.json lacks"
+        return f"{wider}, as the target has it{missing}"
+    if layers and text is not None and text.hidden == s.target_hidden:
+        return more
+    if layers and width:
+        sizes = f"{columns} = {layers} x {s.target_hidden} = {count} x {width}"
+        told = "" if text is not None else "; --target FOLDER tells which"
+        return f"{sizes}: {wider} if the target is so wide, else {more}{told}"
+    return more if layers else f"{wider}, if the target it was trained for is so wide" if width else ""
 
 
 def _heads(s: Settings, loaded: Loaded) -> str:
