@@ -14,7 +14,17 @@ PACKAGE = Path(__file__).parents[1] / "opsctl"
 
 # Plain files at the top that anybody but the agent may use.
 SHARED = {
-    *("__version__", "answers", "errors", "http_client", "quantities", "runname", "schema_errors", "schema_types"),
+    *(
+        "__version__",
+        "answers",
+        "errors",
+        "findings",
+        "http_client",
+        "quantities",
+        "runname",
+        "schema_errors",
+        "schema_types",
+    ),
     *("localfiles", "patterns", "secret", "secret_sources", "text"),
 }
 DOMAIN = {"agent", "drafter", "gpu", "sglang", "wire"}

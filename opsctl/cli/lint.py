@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from opsctl.cli.hosts import InventoryOption
-from opsctl.errors import Exit, OpsctlError
+from opsctl.errors import Exit, OpsctlError, Place
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.engine.lint import Finding
+    from opsctl.findings import Finding
     from opsctl.inventory import Inventory
 
 app = typer.Typer()
@@ -62,23 +61,28 @@ def _inventory(path: str | None) -> Inventory | None:
 
 def _show(found: list[Finding], output: str, files: int) -> None:
     if output == "json":
-        rows = [{**asdict(f), "place": asdict(f.place)} for f in found]
-        typer.echo(json.dumps({"findings": rows}, indent=2))
+        typer.echo(json.dumps({"findings": [_as_json(f) for f in found]}, indent=2))
     elif output == "sarif":
-        from opsctl.report.sarif import sarif
+        from opsctl.engine.lint import RULES
+        from opsctl.report.findings import sarif
 
-        typer.echo(sarif(found))
+        typer.echo(sarif(found, {rule.name: rule.about for rule in RULES}))
     elif output in ("github", "gitlab"):
-        from opsctl.report.annotations import Annotation, github, gitlab
+        from opsctl.report.ci import github, gitlab
 
-        marks = [
-            Annotation(f.level, f.rule, f.message + (f"\n→ {f.hint}" if f.hint else ""), f.place, f.rule) for f in found
-        ]
-        typer.echo("\n".join(map(github, marks)) if output == "github" else gitlab(marks), nl=output == "github")
+        typer.echo("\n".join(map(github, found)) if output == "github" else gitlab(found), nl=output == "github")
     else:
         for one in found:
-            typer.echo(printable(f"{one.place}: {one.level}: {one.message} [{one.rule}]"))
-            if one.hint:
-                typer.echo(printable(f"    → {one.hint}"))
+            typer.echo(printable(f"{one.place}: {one.level}: {one.message} [{one.id}]"))
+            if one.remedy:
+                typer.echo(printable(f"    → {one.remedy}"))
         what = f"{len(found)} finding{'' if len(found) == 1 else 's'}" if found else "nothing to say"
         typer.echo(f"{files} playbook{'' if files == 1 else 's'}: {what}")
+
+
+def _as_json(finding: Finding) -> dict[str, object]:
+    place = finding.place or Place("")
+    return {
+        "rule": finding.id, "level": finding.level, "message": finding.message,
+        "place": {"file": place.file, "line": place.line, "column": place.column}, "hint": finding.remedy or None,
+    }  # fmt: skip

@@ -33,9 +33,9 @@ from opsctl.text import printable
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
     from opsctl.cli.patch_hosts import Status, Wanted
+    from opsctl.findings import Finding
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
-    from opsctl.report.findings import Finding
     from opsctl.sglang.patches.patchset import Report
 
 app = typer.Typer(no_args_is_help=True)

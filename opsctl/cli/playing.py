@@ -209,11 +209,11 @@ def _main_view(showing: Showing, diff: bool, stack: ExitStack) -> Callable[[Even
 
             return jsonl_view(typer.echo)
         case "github":
-            from opsctl.report.ci_view import GithubView
+            from opsctl.report.ci import GithubView
 
             return GithubView(typer.echo, diff=diff, verbose=showing.verbose)
         case "gitlab":
-            from opsctl.report.ci_view import GitlabView
+            from opsctl.report.ci import GitlabView
 
             view = GitlabView(typer.echo, diff=diff, verbose=showing.verbose)
             stack.callback(view.write_report)
@@ -241,17 +241,18 @@ def _reports(showing: Showing, stack: ExitStack) -> Sequence[Callable[[Event], N
 
         record = Record(str(events[0].get("run", "")) if events else "", tuple(events))
         if showing.junit:
-            from opsctl.report.run_cases import junit
+            from opsctl.report.findings import junit
+            from opsctl.report.run import findings
 
-            write_file(showing.junit, junit(record))
+            write_file(showing.junit, junit(f"opsctl {record.started.get('playbook', '')}".strip(), findings(record)))
         if showing.summary:
-            from opsctl.report.summary import summary
+            from opsctl.report.run import markdown
 
-            write_file(showing.summary, summary(record), append=True)
+            write_file(showing.summary, markdown(record), append=True)
         if showing.html:
-            from opsctl.report.run_page import run_page
+            from opsctl.report.run import html
 
-            write_file(showing.html, run_page(record))
+            write_file(showing.html, html(record))
 
     stack.callback(write)
     return (lambda event: events.append(to_json(event)),)
@@ -269,6 +270,9 @@ def write_file(path: Path, text: str, *, append: bool = False) -> None:
 def tell_usage(error: OpsctlError, output: Output) -> None:
     """A mistake that ended the command before a run began, as an annotation where the CI wants one."""
     if output == "github":
-        from opsctl.report.annotations import Annotation, github
+        from dataclasses import replace
 
-        typer.echo(github(Annotation.of(error)))
+        from opsctl.findings import Finding
+        from opsctl.report.ci import github
+
+        typer.echo(github(replace(Finding.of(error), title="opsctl")))

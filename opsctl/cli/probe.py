@@ -20,9 +20,9 @@ from opsctl.secret import remember
 from opsctl.text import printable
 
 if TYPE_CHECKING:
+    from opsctl.findings import Finding
     from opsctl.sglang.probe.chat_template import ChatTemplate
     from opsctl.sglang.probe.measure import Plan, Progress
-    from opsctl.sglang.probe.probe_findings import Finding
     from opsctl.sglang.probe.probe_result import Baseline
     from opsctl.sglang.server.served import ServerInfo
 
@@ -210,4 +210,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _finding_json(f: Finding) -> dict[str, str]:
-    return {"id": f.id, "severity": str(f.severity), "message": printable(f.message), "hint": f.hint}
+    from opsctl.sglang.probe.probe_findings import word
+
+    return {"id": f.id, "severity": word(f.level), "message": printable(f.message), "hint": f.remedy}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from opsctl.findings import Finding
 from opsctl.sglang.probe.gates import Outcome
-from opsctl.sglang.probe.probe_findings import Finding
+from opsctl.sglang.probe.probe_findings import word
 
 _BAR = 40  # characters of the longest bar
 
@@ -32,9 +33,9 @@ def lines(
         same, of = result["outputs_agree"]
         yield f"greedy output      equal to the baseline's for {same} of {of} prompts"
     for f in noticed:
-        yield f"{f.severity}: {f.message}"
-        if f.hint:
-            yield f"  → {f.hint}"
+        yield f"{word(f.level)}: {f.message}"
+        if f.remedy:
+            yield f"  → {f.remedy}"
     for o in outcomes:
         yield f"gate {o}"
 

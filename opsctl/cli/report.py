@@ -29,9 +29,9 @@ def report(
     """
     from opsctl.inventory.load import find, known_as
     from opsctl.report.record import read
-    from opsctl.report.run_page import run_page
+    from opsctl.report.run import html
 
-    page = run_page(read(run, known_as(find(inventory))))
+    page = html(read(run, known_as(find(inventory))))
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:

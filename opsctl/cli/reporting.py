@@ -18,7 +18,7 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
-    from opsctl.report.findings import Finding
+    from opsctl.findings import Finding
 
 __all__ = ["JunitOption", "Output", "OutputOption", "Reporting", "SummaryOption", "lost_hosts"]
 
@@ -44,7 +44,9 @@ class Reporting:
         if self._for_people_only:
             show()
             return
-        found = [_from_here(one) for one in findings()]
+        from opsctl.report.ci import from_here
+
+        found = [from_here(one) for one in findings()]
         self._print(found, exit_code, show)
         self._write(found, exit_code)
 
@@ -56,7 +58,7 @@ class Reporting:
         except OpsctlError as error:
             if self._for_people_only:
                 raise
-            from opsctl.report.findings import Finding
+            from opsctl.findings import Finding
 
             found = [Finding.of(error)]
             self._print(found, error.exit_code, lambda: None)
@@ -75,38 +77,30 @@ class Reporting:
         elif text := mask(_printed(show)):
             typer.echo(_github_group(self.command, text) if self.output == "github" else text, nl=False)
         if self.output == "github" and not self.as_json:
-            from opsctl.report.annotations import github
-            from opsctl.report.findings import remarks
+            from opsctl.report.ci import github, remarks
 
-            for annotation in remarks(found):
-                typer.echo(github(annotation))
+            for one in remarks(found):
+                typer.echo(github(one))
 
     def _write(self, found: Sequence[Finding], exit_code: int) -> None:
-        from opsctl.report import findings, junit
+        from opsctl.report import findings
 
         if self.output == "gitlab":
-            from opsctl.report.annotations import gitlab
-            from opsctl.report.ci_view import GITLAB_REPORT
+            from opsctl.report.ci import GITLAB_REPORT, gitlab, remarks
 
-            write_file(GITLAB_REPORT, gitlab(findings.remarks(found)))
+            write_file(GITLAB_REPORT, gitlab(remarks(found)))
         if self.junit:
-            write_file(self.junit, junit.document(f"opsctl {self.command}", findings.cases(found)))
+            write_file(self.junit, findings.junit(f"opsctl {self.command}", found))
         if self.summary:
             write_file(self.summary, findings.markdown(f"opsctl {self.command}", found, exit_code), append=True)
 
 
 def lost_hosts(done: Sequence[Done[T]]) -> list[Finding]:
     """The hosts that could not be looked at, as failures."""
-    from opsctl.report.findings import Finding
+    from opsctl.findings import Finding
 
     lost = [(Finding.of(one.error), one.host.place) for one in done if one.error]
     return [replace(finding, place=finding.place or place) for finding, place in lost]
-
-
-def _from_here(found: Finding) -> Finding:
-    from opsctl.report.annotations import from_here
-
-    return replace(found, place=from_here(found.place) or found.place) if found.place else found
 
 
 def _printed(show: Callable[[], None]) -> str:
@@ -117,7 +111,7 @@ def _printed(show: Callable[[], None]) -> str:
 
 def _github_group(title: str, text: str) -> str:
     """The text in a fold of the log, where a line of a host's that looks like a workflow command is none."""
-    from opsctl.report.annotations import github_fence, github_group, github_mask
+    from opsctl.report.ci import github_fence, github_group, github_mask
 
     masks = [github_mask(secret) for secret in sorted(revealed())]
     return "\n".join([*masks, github_group(f"opsctl {title}"), github_fence(text.rstrip("\n")), "::endgroup::", ""])

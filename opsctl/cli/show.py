@@ -37,7 +37,7 @@ def show(
     if as_json:
         typer.echo(json.dumps({"run": record.run, "events": list(record.events)}, indent=2))
         return Exit.DONE
-    from opsctl.report.replay import lines
+    from opsctl.report.run import lines
 
     for line in lines(record):
         typer.echo(line)

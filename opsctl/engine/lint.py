@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from opsctl import modules
 from opsctl.engine import find, shelltext, usage
@@ -13,6 +13,7 @@ from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
 from opsctl.engine.templating import At
 from opsctl.errors import OpsctlError, Place
+from opsctl.findings import Finding
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.modules.contract import Action
 from opsctl.secret import Secret
@@ -21,19 +22,6 @@ from opsctl.sglang.server import command, flags
 from opsctl.text import did_you_mean, nearest
 from opsctl.wire.secret_names import holds_secret
 from opsctl.wire.secret_values import SHORTEST
-
-Level = Literal["error", "warning", "notice"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that lint has found."""
-
-    rule: str
-    level: Level
-    message: str
-    place: Place
-    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +39,14 @@ def lint(path: Path, inventory: Inventory | None) -> list[Finding]:
         playbook = load_playbook(path)
     except OpsctlError as error:
         place = error.where if isinstance(error.where, Place) else Place(str(path))
-        return [Finding("load", "error", error.message, place, error.hint)]
+        return [Finding("load", "error", error.message, place, error.hint or "")]
     found = [f for play in playbook.plays for f in _of_play(play, playbook, inventory)]
-    return sorted(found, key=lambda f: (f.place.file, f.place.line or 0, f.place.column or 0, f.rule))
+    return sorted(found, key=_in_file_order)
+
+
+def _in_file_order(finding: Finding) -> tuple[str, int, int, str]:
+    place = finding.place or Place("")
+    return place.file, place.line or 0, place.column or 0, finding.id
 
 
 def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Iterator[Finding]:
@@ -63,7 +56,7 @@ def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Ite
         try:
             chosen = inventory.select(play.pattern)
         except OpsctlError as error:
-            yield Finding("hosts", "error", error.message, (play.at / "hosts").place, error.hint)
+            yield Finding("hosts", "error", error.message, (play.at / "hosts").place, error.hint or "")
             chosen = list(inventory.hosts.values())
         hosts |= frozenset(name for host in chosen for name in host.variables)
     for earlier in playbook.plays[: playbook.plays.index(play)]:
@@ -93,14 +86,14 @@ def _undefined(play: Play, known: frozenset[str]) -> Iterator[Finding]:
                 yield Finding("undefined", "error", message, use.at.place)
                 continue
             close = nearest(name, local)
-            hint = f"did you mean {close!r}?" if close else None
+            hint = f"did you mean {close!r}?" if close else ""
             yield Finding("undefined", "error", f"the variable {name!r} is defined nowhere", use.at.place, hint)
 
 
 def _results(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
     for error in usage.wrong_fields(play):
         if isinstance(error.where, Place):
-            yield Finding("result", "error", error.message, error.where, error.hint)
+            yield Finding("result", "error", error.message, error.where, error.hint or "")
 
 
 def _unused(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
@@ -223,7 +216,7 @@ def _files(play: Play, path: Path) -> Iterator[Finding]:
         try:
             find.file("templates" if task.module == "template" else "files", src, path)
         except OpsctlError as error:
-            yield Finding("file", "error", error.message, (task.at_args / "src").place, error.hint)
+            yield Finding("file", "error", error.message, (task.at_args / "src").place, error.hint or "")
 
 
 def _flags(play: Play, hosts: Sequence[InventoryHost]) -> Iterator[Finding]:
@@ -236,7 +229,7 @@ def _flags(play: Play, hosts: Sequence[InventoryHost]) -> Iterator[Finding]:
         for one in flags.unknown(words):
             place = host.said("sglang", "launch") or play.at.place
             message = f"no SGLang from {flags.OLDEST} to {flags.NEWEST} has the flag {one.flag}"
-            found[place, one.flag] = Finding("flag", "warning", message, place, one.hint)
+            found[place, one.flag] = Finding("flag", "warning", message, place, one.hint or "")
     yield from found.values()
 
 

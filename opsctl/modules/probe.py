@@ -12,7 +12,7 @@ from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress,
 from opsctl.secret import Secret
 from opsctl.sglang.probe import measure as probing
 from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
-from opsctl.sglang.probe.probe_findings import findings
+from opsctl.sglang.probe.probe_findings import findings, word
 from opsctl.sglang.probe.probe_result import summarise, to_json
 from opsctl.sglang.probe.prompts import built_in, read_prompts
 from opsctl.sglang.server.api import Server
@@ -81,7 +81,7 @@ class Probe(Action[ProbeArgs]):
             measured = probing.measure(server, info, plan, template, _told(progress))
         summary = summarise(measured)
         noticed = findings(measured, summary, with_key=bool(key), simulated="")
-        return outcome(args, to_json(measured, summary), [f"{f.severity}: {printable(f.message)}" for f in noticed])
+        return outcome(args, to_json(measured, summary), [f"{word(f.level)}: {printable(f.message)}" for f in noticed])
 
 
 def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outcome:

@@ -12,14 +12,14 @@ from opsctl.drafter.verdict import Finding as Found
 from opsctl.drafter.verdict import Verdict
 from opsctl.drafter.view import spans
 from opsctl.errors import Place
-from opsctl.report.findings import Finding, Status
+from opsctl.findings import Finding, Level
 
 CONFIG = "config.json"
-_STATUS: dict[Verdict, Status] = {
+_LEVELS: dict[Verdict, Level] = {
     Verdict.OK: "passed",
-    Verdict.NOTE: "noted",
-    Verdict.NOT_JUDGED: "warned",
-    Verdict.DEGRADED: "warned",
+    Verdict.NOTE: "notice",
+    Verdict.NOT_JUDGED: "warning",
+    Verdict.DEGRADED: "warning",
 }
 # A JSON string, and the colon that makes it a key.
 _STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"(\s*:)?')
@@ -39,7 +39,7 @@ def findings(judgement: Judgement, group: str, config: str | None = None) -> lis
         return found
     blamed = {v for f in judgement.findings if f.verdict.rank > Verdict.NOTE.rank for v in f.versions}
     good = [v for v in judgement.versions if v not in blamed]
-    return found + [Finding(group, f"SGLang {version}", "passed", "serves as trained") for version in good]
+    return found + [Finding(f"SGLang {version}", "passed", "serves as trained", where=group) for version in good]
 
 
 def key_lines(text: str) -> dict[str, int]:
@@ -58,7 +58,7 @@ def _finding(judgement: Judgement, f: Found, group: str, place: Place | None) ->
     everywhere = len(f.versions) == len(judgement.versions)
     when = "" if everywhere or not f.versions else f" ({spans(f.versions, judgement.versions)})"
     message = f"{f.verdict.value}: {f.detail}{when}"
-    return Finding(group, f.check, _STATUS.get(f.verdict, "failed"), message, f.subject, place, f.remedy)
+    return Finding(f.check, _LEVELS.get(f.verdict, "error"), message, place, f.remedy, where=group, subject=f.subject)
 
 
 def _place(folder: Folder, subject: str, keys: Mapping[str, int] | None) -> Place | None:

@@ -1,71 +1,25 @@
-"""What a command that checks something found, in every shape a CI system reads."""
+"""Findings in the formats that tools read: JSON lines, Markdown, JUnit XML and SARIF. CI logs are in `report.ci`."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from opsctl.errors import OpsctlError, Place
-from opsctl.report.annotations import Annotation, Level
-from opsctl.report.junit import Case
-from opsctl.report.summary import cell
-from opsctl.secret import masked
+from opsctl import __version__
+from opsctl.errors import Place
+from opsctl.findings import LEVELS, REMARKS, Finding, Level
+from opsctl.secret import mask, masked
+from opsctl.text import one_line, printable
 
-Status = Literal["passed", "noted", "warned", "failed", "skipped"]
-
-_LEVELS: dict[Status, Level] = {"noted": "notice", "warned": "warning", "failed": "error"}
-_MARKS: dict[Status, str] = {"passed": "✅", "noted": "💡", "warned": "⚠️", "failed": "❌", "skipped": "➖"}
+# How a check went, in the words of JSON lines and summaries.
+_STATUS: dict[Level, str] = {"error": "failed", "warning": "warned", "notice": "noted"}
+_MARKS: dict[Level, str] = {"passed": "✅", "notice": "💡", "warning": "⚠️", "error": "❌", "skipped": "➖"}
+_SARIF = {"error": "error", "warning": "warning", "notice": "note"}
 _MOST_ROWS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """How one check went.
-
-    Args:
-        group: what was checked: a host, a folder, a server.
-        name: name of the check or of the gate.
-        subject: the part of it that is meant, where a check looks at several.
-        place: the file that is to blame, where it lies on this machine.
-        remedy: what to do.
-        detail: more lines, for the page of a test.
-    """
-
-    group: str
-    name: str
-    status: Status
-    message: str = ""
-    subject: str = ""
-    place: Place | None = None
-    remedy: str = ""
-    detail: str = ""
-
-    @classmethod
-    def of(cls, error: OpsctlError) -> Finding:
-        """An error that ended the command."""
-        place = error.where if isinstance(error.where, Place) else None
-        return cls(str(error.where or "opsctl"), "error", "failed", error.message, "", place, error.hint or "")
-
-    @property
-    def title(self) -> str:
-        return self.name if self.subject in ("", self.name) else f"{self.name} {self.subject}"
-
-
-def remarks(findings: Sequence[Finding]) -> list[Annotation]:
-    """One for each finding that somebody should look at."""
-    return [
-        Annotation(_LEVELS[f.status], f"{f.title} ({f.group})", _with_remedy(f.message, f.remedy), f.place, f.name)
-        for f in findings
-        if f.status in _LEVELS
-    ]
-
-
-def cases(findings: Sequence[Finding]) -> list[Case]:
-    """JUnit knows no warnings: those pass, with their text."""
-    return [_case(f) for f in findings]
 
 
 def json_lines(command: str, findings: Sequence[Finding], exit_code: int) -> Iterator[str]:
@@ -73,7 +27,7 @@ def json_lines(command: str, findings: Sequence[Finding], exit_code: int) -> Ite
     for f in findings:
         place = {"file": f.place.file, "line": f.place.line, "column": f.place.column} if f.place else None
         yield _json({
-            "event": "finding", "group": f.group, "name": f.name, "subject": f.subject, "status": f.status,
+            "event": "finding", "group": f.where, "name": f.id, "subject": f.subject, "status": _status(f.level),
             "message": f.message, "remedy": f.remedy, "place": place,
         })  # fmt: skip
     yield _json({"event": "ended", "command": command, "counts": _counts(findings), "exit_code": int(exit_code)})
@@ -83,11 +37,11 @@ def markdown(title: str, findings: Sequence[Finding], exit_code: int) -> str:
     """A table of what there is to say; what passed or was left out without a word is only counted."""
     counts = ", ".join(f"{n} {status}" for status, n in _counts(findings).items()) or "nothing was checked"
     lines = [f"## {cell(title)}: {counts}", "", f"Exit code {int(exit_code)}.", ""]
-    told = [f for f in findings if f.status in _LEVELS or (f.status == "passed" and f.message)]
+    told = [f for f in findings if f.level in REMARKS or (f.level == "passed" and f.message)]
     if told:
         lines += ["| | where | check | | what to do |", "|---|---|---|---|---|"]
         lines += [
-            f"| {_MARKS[f.status]} | {' | '.join(map(cell, (f.place or f.group, f.title, f.message, f.remedy)))} |"
+            f"| {_MARKS[f.level]} | {' | '.join(map(cell, (f.place or f.where, f.name, f.message, f.remedy)))} |"
             for f in told[:_MOST_ROWS]
         ]
         if len(told) > _MOST_ROWS:
@@ -95,26 +49,85 @@ def markdown(title: str, findings: Sequence[Finding], exit_code: int) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _case(f: Finding) -> Case:
-    if f.status == "failed":
+def cell(text: object) -> str:
+    """Text inside a Markdown table: one line, nothing that Markdown or HTML would act on."""
+    safe = one_line(printable(mask(str(text))), 300)
+    for c in "\\|`*_[]<>":
+        safe = safe.replace(c, f"\\{c}" if c not in "<>" else {"<": "&lt;", ">": "&gt;"}[c])
+    return safe
+
+
+def junit(suite: str, findings: Sequence[Finding]) -> str:
+    """JUnit XML: a case for each finding. JUnit knows no warnings: those pass, with their text."""
+    levels = Counter(f.level for f in findings)
+    counts = {"tests": len(findings), "failures": levels["error"], "skipped": levels["skipped"]}
+    attributes = {name: str(n) for name, n in counts.items()}
+    root = Element("testsuites", attributes)
+    body = SubElement(root, "testsuite", {"name": _safe(suite), **attributes})
+    for f in findings:
+        named = {"classname": _safe(f.where), "name": _safe(f.name), "time": f"{f.seconds:.3f}"}
+        _case(SubElement(body, "testcase", named), f)
+    indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
+
+
+def _case(element: Element, f: Finding) -> None:
+    told, advice = f.evidence or f.message, f.remedy and f"→ {f.remedy}"
+    if f.level == "error":
         at = f"at {f.place}" if f.place else ""
-        detail = "\n".join(part for part in (at, f.detail or f.message, f.remedy and f"→ {f.remedy}") if part)
-        return Case(f.group, f.title, "failed", f.message, detail)
-    if f.status == "skipped":
-        return Case(f.group, f.title, "skipped", f.message)
-    return Case(f.group, f.title, "passed", _with_remedy(f.detail or f.message, f.remedy))
+        lines = "\n".join(filter(None, (at, told, advice)))
+        SubElement(element, "failure", {"message": _safe(f.message)}).text = _safe(lines)
+    elif f.level == "skipped":
+        SubElement(element, "skipped", {"message": _safe(f.message)}).text = _safe(f.evidence)
+    elif told:
+        SubElement(element, "system-out").text = _safe("\n".join(filter(None, (told, advice))))
 
 
-def _counts(findings: Sequence[Finding]) -> dict[Status, int]:
+def sarif(findings: Sequence[Finding], rules: Mapping[str, str]) -> str:
+    """One SARIF 2.1.0 log. rules: what each kind of finding is about, by id.
+
+    https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+    """
+    results = []
+    for f in findings:
+        place = f.place or Place("")
+        text = printable(f.message + (f" ({f.remedy})" if f.remedy else ""))
+        region = {"startLine": place.line or 1, "startColumn": place.column or 1}
+        location = {"artifactLocation": {"uri": _uri(place.file)}, "region": region}
+        results.append({
+            "ruleId": f.id, "level": _SARIF[f.level], "message": {"text": text},
+            "locations": [{"physicalLocation": location}],
+        })  # fmt: skip
+    described = [{"id": name, "shortDescription": {"text": about}} for name, about in rules.items()]
+    driver = {"name": "opsctl lint", "version": __version__, "rules": described}
+    log = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
+    }  # fmt: skip
+    return json.dumps(log, indent=2)
+
+
+def _uri(file: str) -> str:
+    """Relative where the file lies in this folder, as code hosts want it."""
+    path = Path(file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
+def _status(level: Level) -> str:
+    return _STATUS.get(level, level)
+
+
+def _counts(findings: Iterable[Finding]) -> dict[str, int]:
     """Worst first, and only what occurred."""
-    found = Counter(f.status for f in findings)
-    order: tuple[Status, ...] = ("failed", "warned", "noted", "passed", "skipped")
-    return {status: found[status] for status in order if found[status]}
-
-
-def _with_remedy(text: str, remedy: str) -> str:
-    return f"{text}\n→ {remedy}" if remedy else text
+    found = Counter(f.level for f in findings)
+    return {_status(level): found[level] for level in LEVELS if found[level]}
 
 
 def _json(value: dict[str, object]) -> str:
     return json.dumps(masked(value), ensure_ascii=True)
+
+
+def _safe(text: str) -> str:
+    return printable(mask(text))

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 import typer
 
 from opsctl.errors import Place
+from opsctl.findings import Finding, Level
 from opsctl.gpu.judge import HostReport, Result
 from opsctl.gpu.model import KernelEvent, Verdict
-from opsctl.report.findings import Finding, Status
 from opsctl.text import few, one_line, printable
 
 _NARROWEST = 40  # columns that a text gets at least
 _FEW = 4  # unfit hosts of a fleet whose faults are told in full
-_STATUS: dict[Verdict, Status] = {
-    Verdict.PASS: "passed", Verdict.WARN: "warned", Verdict.FAIL: "failed", Verdict.SKIP: "skipped",
+_LEVELS: dict[Verdict, Level] = {
+    Verdict.PASS: "passed", Verdict.WARN: "warning", Verdict.FAIL: "error", Verdict.SKIP: "skipped",
 }  # fmt: skip
 _COLOUR = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.SKIP: "bright_black"}
 
@@ -115,12 +115,11 @@ def _finding(host: str, check: str, results: list[Result], blame: Blame) -> Find
     worst = max(results, key=lambda r: r.verdict.rank)
     told = "\n".join(f"{r.verdict.value}: {_subject(r)}{r.found.evidence}" for r in results)
     if worst.verdict.rank <= Verdict.PASS.rank:
-        return Finding(
-            host, check, _STATUS[worst.verdict], worst.found.evidence if worst.verdict is Verdict.SKIP else ""
-        )
+        message = worst.found.evidence if worst.verdict is Verdict.SKIP else ""
+        return Finding(check, _LEVELS[worst.verdict], message, where=host)
     message = f"{_subject(worst)}{worst.found.evidence}"
     place, remedy = blame(host, worst), worst.remedy or ""
-    return Finding(host, check, _STATUS[worst.verdict], message, place=place, remedy=remedy, detail=told)
+    return Finding(check, _LEVELS[worst.verdict], message, place, remedy, where=host, evidence=told)
 
 
 def _block(report: HostReport, verbose: bool) -> None:
@@ -194,5 +193,5 @@ def _undecided(report: HostReport) -> str:
 
 def _counts(report: HostReport) -> str:
     by_verdict = Counter(r.verdict for r in report.by_check.values())
-    words = {Verdict.FAIL: "failed", Verdict.WARN: "warned", Verdict.PASS: "passed", Verdict.SKIP: "not answerable"}
+    words = {Verdict.FAIL: "failed", Verdict.WARN: "warning", Verdict.PASS: "passed", Verdict.SKIP: "not answerable"}
     return ", ".join(f"{by_verdict[v]} {words[v]}" for v in words if by_verdict[v])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 
 from opsctl.errors import Place
-from opsctl.report.findings import Finding, Status
+from opsctl.findings import Finding, Level
 from opsctl.sglang import patches
 from opsctl.sglang.patches.patchset import Entry, Report
 
-_STATUS: dict[patches.Status, Status] = {
+_LEVELS: dict[patches.Status, Level] = {
     patches.Status.UPSTREAM: "passed",
     patches.Status.APPLIED: "passed",
-    patches.Status.NEEDED: "failed",
-    patches.Status.CONFLICT: "failed",
+    patches.Status.NEEDED: "error",
+    patches.Status.CONFLICT: "error",
     patches.Status.NOT_APPLICABLE: "skipped",
 }
 
@@ -24,9 +24,9 @@ def findings(group: str, report: Report, here: str | None = None) -> list[Findin
 
 
 def _finding(group: str, entry: Entry, here: str | None) -> Finding:
-    status = _STATUS[entry.status]
+    level = _LEVELS[entry.status]
     at = f" ({entry.file}{f':{entry.line}' if entry.line else ''})" if entry.file else ""
-    message = "" if status == "passed" else f"{entry.status.value}: {entry.reason}{at}"
+    message = "" if level == "passed" else f"{entry.status.value}: {entry.reason}{at}"
     place = Place(os.path.join(here, entry.file), entry.line) if here and entry.file else None
     remedy = "opsctl patch sglang" if entry.status is patches.Status.NEEDED else ""
-    return Finding(group, entry.name, status, message, place=place, remedy=remedy)
+    return Finding(entry.name, level, message, place, remedy, where=group)

@@ -15,11 +15,10 @@ from opsctl.cli.main import run, tell
 from opsctl.cli.reporting import Output, Reporting
 from opsctl.engine.events import Note
 from opsctl.errors import Exit, Place, RemoteError
+from opsctl.findings import Finding
 from opsctl.report import findings
-from opsctl.report.annotations import Annotation, github, github_fence
-from opsctl.report.ci_view import GitlabView
+from opsctl.report.ci import GitlabView, github, github_fence
 from opsctl.report.drafter_cases import key_lines
-from opsctl.report.findings import Finding
 from opsctl.report.plain import PlainView
 from opsctl.secret import mask, remember
 from tests.drafter import build
@@ -175,9 +174,9 @@ def test_a_file_outside_of_the_working_folder_is_named_in_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    marked = github(Annotation("error", "t", "m", Place("/usr/lib/opsctl/p.yaml", 3)))
+    marked = github(Finding("t", "error", "m", Place("/usr/lib/opsctl/p.yaml", 3)))
     assert marked == "::error title=t::m%0Aat /usr/lib/opsctl/p.yaml:3"
-    assert github(Annotation("error", "t", "m", Place(str(tmp_path / "p.yaml"), 3))) == (
+    assert github(Finding("t", "error", "m", Place(str(tmp_path / "p.yaml"), 3))) == (
         "::error file=p.yaml,line=3,title=t::m"
     )
 
@@ -306,7 +305,9 @@ def test_secrets_are_masked_everywhere(
     monkeypatch.chdir(tmp_path)
     remember("s3cret-of-a-test")
     told = "seen: s3cret-of-a-test"
-    found = Finding("host", "check", "failed", told, "s3cret-of-a-test", Place("f", 1), told, told)
+    found = Finding(
+        "check", "error", told, Place("f", 1), told, where="host", subject="s3cret-of-a-test", evidence=told
+    )
     reporting = Reporting("health", output, Path("j.xml"), Path("s.md"))
     reporting.tell(lambda: [found], Exit.UNFIT, lambda: print(mask(told) if output == "human" else told))
     out = capfd.readouterr().out
@@ -317,14 +318,12 @@ def test_secrets_are_masked_everywhere(
 
 
 def test_text_of_a_host_is_neither_markdown_nor_a_command() -> None:
-    odd = Finding("h\n::error::x", "check", "failed", "a|b\n<script>\x1b[2J", remedy="`rm`")
+    odd = Finding("check", "error", "a|b\n<script>\x1b[2J", remedy="`rm`", where="h\n::error::x")
     row = findings.markdown("opsctl x", [odd], 11).splitlines()[6]
     assert row.count(" | ") == 4
     assert "<script>" not in row
     assert "\x1b" not in row
-    (remark,) = findings.remarks([odd])
-    assert "\n" in remark.message  # and is escaped when written:
-    assert "\n" not in github(remark)
+    assert "\n" not in github(odd)
 
 
 def test_lines_of_keys() -> None:
