@@ -12,7 +12,7 @@ from benchmarks.lab import lab
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="*", default=["noop"], choices=["noop"])
+    parser.add_argument("what", nargs="?", default="noop", choices=["noop"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="near1,far1,far10", help="distance and number of hosts")
     args = parser.parse_args()
