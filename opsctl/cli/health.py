@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer._click import Context  # typer carries its own click
 from typer.core import TyperGroup
 
 from opsctl.cli.hosts import HostOption, InventoryOption, chosen, tell_errors
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class _Health(TyperGroup):
     """Lets `--capture` take several files: `--capture a b` is `--capture a --capture b`."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread(args, "--capture"))
 
 

@@ -8,9 +8,9 @@ import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import typer
-from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer carries its own click
 from typer.core import TyperCommand, TyperGroup
 
 from opsctl import __version__
@@ -28,6 +28,9 @@ class Entry:
     help: str
     panel: str
 
+
+# Every mistake in a command line is one of these: click's UsageError, for which typer has no public name.
+_Misused = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 # Looking for pydantic plugins reads the metadata of every installed package: a tenth of a short run's time.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -86,10 +89,7 @@ def run(args: list[str]) -> int:
     try:
         result = build(args)(args, prog_name="opsctl", standalone_mode=False)
         return int(result) if isinstance(result, int) else Exit.DONE
-    except NoArgsIsHelpError as error:
-        typer.echo(error.format_message())
-        return Exit.USAGE
-    except ClickException as error:
+    except _Misused as error:
         error.show()
         return Exit.USAGE
     except typer.Exit as error:
