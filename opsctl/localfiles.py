@@ -1,7 +1,7 @@
-"""Opening files that a user has named: whatever it is, opening it ends.
+"""Local files: those that a user has named, and those that opsctl ships.
 
-A pipe that nobody writes to, or a device, would keep the program for ever. What a shell hands over (`<(command)`,
-`/dev/stdin`) is a pipe too, but has a writer.
+Opening what a user has named ends, whatever it is. A pipe that nobody writes to, or a device, would keep the program
+for ever. What a shell hands over (`<(command)`, `/dev/stdin`) is a pipe too, but has a writer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+_PACKAGE = Path(__file__).parent
+
 _NAMES = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -19,6 +21,12 @@ _NAMES = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def shipped(name: str) -> Path:
+    """Returns a folder that is shipped, such as `playbooks`: inside the wheel, or beside the package in a checkout."""
+    inside = _PACKAGE / "shipped" / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def opened(path: Path, *, piped: bool = False) -> BufferedReader:

@@ -188,10 +188,11 @@ def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
 
 def _write(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     """Write the files, none over another; the ones written. Raises Conflict, UsageError."""
-    from opsctl.engine import find, schema
+    from opsctl.engine import schema
+    from opsctl.localfiles import shipped
     from opsctl.survey import write
 
-    shipped = find.shipped("playbooks")
+    playbooks = shipped("playbooks")
     files = {
         _INVENTORY: write.inventory(reached, found, section),
         f"{write.SCHEMAS}/inventory.schema.json": json.dumps(schema.inventory(), indent=1) + "\n",
@@ -199,7 +200,7 @@ def _write(reached: Reached, found: Found, section: Section) -> Iterator[str]:
         f"{write.SCHEMAS}/patch.schema.json": json.dumps(schema.patch(), indent=1) + "\n",
     }
     for name in write.PLAYBOOKS:
-        text = (shipped / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (playbooks / f"{name}.yaml").read_text(encoding="utf-8")
         files[f"playbooks/{name}.yaml"] = write.playbook(text, reached.name, found)
     for path, text in files.items():
         try:

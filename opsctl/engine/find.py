@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import opsctl
 from opsctl.errors import UsageError
+from opsctl.localfiles import shipped
 from opsctl.text import did_you_mean
-
-_PACKAGE = Path(opsctl.__file__).parent
-
-
-def shipped(kind: str) -> Path:
-    """The folder of shipped `playbooks` or `templates`: inside the wheel, or beside the package in a checkout."""
-    inside = _PACKAGE / "shipped" / kind
-    return inside if inside.is_dir() else _PACKAGE.parent / kind
 
 
 def playbook(name: str) -> Path:

@@ -24,11 +24,12 @@ from pathlib import Path
 
 import paramiko
 
+from opsctl.localfiles import shipped
 from opsctl.practice import models
 from opsctl.practice.ssh_server import PracticeSSH
 
 NAME = "practice"
-TREE = Path(__file__).with_name("tree")
+TREE = shipped("practice-tree")  # data, not a package: the sglang in it is importable on the practice host alone
 
 # What the drafters on the operator's side are, and how the practice server acts when it is started with each.
 DRAFTERS = {

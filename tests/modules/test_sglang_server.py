@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from opsctl import practice
 from opsctl.agent.core import dispatch
 from opsctl.agent.process import pids, process
 from opsctl.errors import Conflict, TaskFailed, UsageError
+from opsctl.practice import host as practice_host
 from opsctl.secret import Secret
 from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess, Play
@@ -41,7 +41,7 @@ def add_cli_args(parser):
     parser.add_argument("--speculative-draft-model-path")
 """
 ROOT = Path(__file__).parents[2]
-TREE = Path(practice.__file__).with_name("tree") / "python"
+TREE = practice_host.TREE / "python"
 __all__ = ["nothing_left"]
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from opsctl.agent.process import unitname
-from opsctl.engine.find import shipped
 from opsctl.engine.loader import load_playbook
 from opsctl.inventory import load
+from opsctl.localfiles import shipped
 from opsctl.sglang.server import command, launch
 from opsctl.survey import write
 from opsctl.survey.found import Checkout, Found, Running
