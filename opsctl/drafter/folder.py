@@ -37,6 +37,14 @@ class Sample(NamedTuple):
     size: int
 
 
+class Rows(NamedTuple):
+    """Rows of a matrix that were read, how many of them are like another, and some such pairs."""
+
+    read: int
+    alike: int
+    pairs: tuple[tuple[int, int], ...]
+
+
 class File(NamedTuple):
     name: str
     kind: str
@@ -63,6 +71,7 @@ class Container:
     tensors: tuple[Tensor, ...]
     samples: Mapping[str, Sample]
     problem: Problem | None
+    rows: Mapping[str, Rows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +231,14 @@ def _container(raw: Mapping[str, Any], path: str) -> Container:
     if not all(len(counts) == len(Sample._fields) for counts in raw["samples"]):
         raise RemoteError("the host's answer about samples is not understood", where=path)
     samples = {t.name: Sample(*counts) for t, counts in zip(tensors, raw["samples"], strict=False)}
-    return Container(raw["file"], tensors, samples, _problem(raw["problem"]))
+    try:
+        rows = {
+            str(name): Rows(int(r["read"]), int(r["alike"]), tuple((int(i), int(j)) for i, j in r["pairs"]))
+            for name, r in raw["rows"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise RemoteError("the host's answer about rows is not understood", where=path) from None
+    return Container(raw["file"], tensors, samples, _problem(raw["problem"]), rows)
 
 
 def _problem(raw: Mapping[str, str] | None) -> Problem | None:

@@ -824,3 +824,49 @@ def test_the_remedy_is_the_cause_not_its_consequences(tmp_path: Path, judged: Ju
     (folder / "model-00002-of-00002.safetensors").unlink()
     found = judged(folder, "0.5.12")
     assert {f.check for f in found.findings if f.verdict is not Verdict.NOTE} == {"missing-shard"}
+
+
+def rows_of(made: Drafter) -> list[bytes]:
+    head = made.tensors["lm_head.weight"].data
+    size = len(head) // made.dims.draft
+    return [head[i : i + size] for i in range(0, len(head), size)]
+
+
+def gathered(made: Drafter, keys: list[int]) -> None:
+    """A head whose rows are alike where the keys are."""
+    rows = {key: build.weight(random.Random(key), [made.dims.hidden]).data for key in set(keys)}
+    made.tensors["lm_head.weight"] = replace(made.tensors["lm_head.weight"], data=b"".join(rows[key] for key in keys))
+
+
+LARGE = Dims(hidden=16, heads=8, kv_heads=8, head_dim=8, intermediate=32, draft=4000, vocab=16000)
+
+
+@pytest.mark.parametrize("dims", [Dims(), LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("keys", "verdict", "said"),
+    [
+        (lambda d, ids: [i % (d // 2) for i in range(d)], Verdict.DEGRADED, "copied twice"),
+        (lambda d, ids: [i // 2 for i in range(d)], Verdict.DEGRADED, "are like another"),
+        (lambda d, ids: [ids[i] - i for i in range(d)], Verdict.SILENT_GARBAGE, "gathered with offsets"),
+    ],
+    ids=["half of it twice", "each row twice", "by offsets"],
+)
+def test_rows_of_the_head_that_are_alike_are_named(
+    dims: Dims, keys: Callable[[int, list[int]], list[int]], verdict: Verdict, said: str, judged: Judge
+) -> None:
+    made = build.specforge(dims)
+    gathered(made, keys(dims.draft, ids(made)))
+    (found,) = [f for f in judged(made, "0.5.9").findings if f.check == "head-rows-alike"]
+    assert found.verdict is verdict
+    assert said in found.detail
+
+
+def test_tokens_of_no_text_may_share_a_row(judged: Judge) -> None:
+    """A head of the whole vocabulary has a few hundred rows that were never trained, or padding."""
+    made = build.torchspec(replace(LARGE, vocab=6000))
+    made.dims = replace(made.dims, draft=6000)
+    rows = rows_of(made)
+    for at in range(5900, 6000):
+        rows[at] = rows[5900] if at % 2 else bytes(len(rows[0]))
+    made.tensors["lm_head.weight"] = replace(made.tensors["lm_head.weight"], data=b"".join(rows))
+    assert alarms(judged(made, "0.5.23")) == []

@@ -11,7 +11,7 @@ import re
 import stat
 from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
-from opsctl.agent.checkpoint import torchfile
+from opsctl.agent.checkpoint import rows, torchfile
 from opsctl.agent.checkpoint.safetensors import MAX_TENSORS, Damaged, Entry, header_length, parse
 from opsctl.agent.files import regular
 from opsctl.wire.protocol import AgentError, Context, Reply
@@ -26,6 +26,10 @@ WINDOWS = 8
 SAMPLE_BUDGET = 16 << 20  # bytes read for samples of one file
 CHUNK = 1 << 20
 INDEX = "model.safetensors.index.json"
+EMBEDDING_PLACES, EMBEDDING_LENGTH = 64, 512
+_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
+# Not that of a layer, which has one of its own in some models with MTP.
+_EMBEDDING = re.compile(r"^(?!.*\blayers\.).*?\b(embed_tokens|tok_embeddings|word_embeddings|wte)\.weight$")
 
 
 def gather(call: Context, path: str, full: bool = False, follow_links: bool = False) -> Reply[Any]:
@@ -42,6 +46,7 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
             "file": file["name"],
             "tensors": [],
             "samples": [],
+            "rows": {},
             "problem": None,
             "metadata": {},
         }
@@ -56,6 +61,8 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
                 for entry in entries:
                     _table(handle, entry, file["name"], tables, body)
                 container["samples"] = _samples(call, handle, entries, full, digest)
+                heads = [entry for entry in entries if _HEAD.search(entry.name) and rows.is_matrix(entry)]
+                container["rows"] = {entry.name: rows.alike(handle, entry) for entry in heads}
         except Damaged as damaged:
             container["problem"] = {"code": damaged.code, "text": damaged.message}
         if room < 0:
@@ -81,6 +88,28 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
 def config(call: Context, path: str) -> Dict[str, Any]:
     """The text of the folder's config.json alone, or the problem with it. A link is followed wherever it leads."""
     return _text(path, listing(path), "config.json", MAX_CONFIG, follow_links=True)
+
+
+def embedding(call: Context, path: str) -> Reply[Any]:
+    """Rows of the folder's embedding, {name, dtype, shape, length}; their first `length` bytes are the body.
+
+    name is None where no embedding is found. Of a whole model it lies in one file of many, often the first. Links are
+    followed wherever they lead.
+    """
+    for file in _weight_files(listing(path))[:MAX_WEIGHT_FILES]:
+        if not file["name"].endswith(".safetensors"):
+            continue
+        try:
+            with _open(path, file, follow_links=True) as handle:
+                entries, _ = _entries(handle, file, hashlib.sha256())
+                found = next((e for e in entries if _EMBEDDING.search(e.name) and rows.is_matrix(e)), None)
+                if found is not None:
+                    body = rows.spread(handle, found, EMBEDDING_PLACES, EMBEDDING_LENGTH)
+                    told = {"name": found.name, "dtype": found.dtype, "shape": list(found.shape)}
+                    return Reply({**told, "length": len(body) // EMBEDDING_PLACES}, body)
+        except Damaged:
+            continue
+    return Reply({"name": None, "dtype": "", "shape": [], "length": 0}, b"")
 
 
 def digests(call: Context, path: str, file: str, ranges: List[List[int]], follow_links: bool = False) -> List[str]:
@@ -305,4 +334,9 @@ def _exactly(handle: BinaryIO, start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
-CALLS: Dict[str, Callable[..., Any]] = {"gather": gather, "config": config, "digests": digests}
+CALLS: Dict[str, Callable[..., Any]] = {
+    "gather": gather,
+    "config": config,
+    "digests": digests,
+    "embedding": embedding,
+}

@@ -77,5 +77,6 @@ CHECKS = (
     Check((33, 34), "description of rope", types.rope_keys, "layers/rotary_embedding; modeling_rope_utils.py"),
     Check((33, 34), "rope", serving.rope, "llama.py; SpecForge #270, speculators #574"),
     Check((39, 40), "launch arguments", serving.launch, "server_args.py; #36528", every_kind=True),
+    Check((41,), "rows of the head", payload.repeats, "TorchSpec --prune-vocab; a half-copied head served by 0.5.9"),
     Check((41,), "payload", payload.payload, "speculators NaN initialisation; cut copies", every_kind=True),
 )

@@ -1,12 +1,13 @@
-"""Checks of tensor contents: NaN, infinities, zeros."""
+"""Checks of tensor contents: NaN, infinities, zeros, rows of the head that are alike."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 
+from opsctl.drafter import vocab_map
 from opsctl.drafter.case import Case
-from opsctl.drafter.folder import Sample
+from opsctl.drafter.folder import Rows, Sample
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
 
@@ -26,6 +27,37 @@ def payload(case: Case, version: Version) -> Iterator[Finding]:
             groups["hole", Verdict.DEGRADED].append((name, sample))
     for (kind, verdict), found in groups.items():
         yield _finding(case, kind, verdict, found)
+
+
+def repeats(case: Case, version: Version) -> Iterator[Finding]:
+    """Rows of the head that are alike, by samples: each token has a row of its own."""
+    for container in case.folder.loaded():
+        for name, rows in container.rows.items():
+            if rows.read >= _ENOUGH_ROWS and rows.alike >= _MANY * rows.read:
+                yield _repeated(case, name, rows)
+
+
+_ENOUGH_ROWS = 16
+_NEARLY_ALL = 0.9
+_MANY = 0.05  # of the rows read; tokens that no text has, a few in a hundred at most, may share one
+
+
+def _repeated(case: Case, name: str, rows: Rows) -> Finding:
+    first, second = rows.pairs[0]
+    detail = f"of {rows.read} rows read {rows.alike} are like another, as rows {first} and {second}"
+    apart = {j - i for i, j in rows.pairs}
+    values = vocab_map.decode(case.table(case.d2t) or b"", case.d2t.dtype) if case.d2t is not None else None
+    same = sum(values[i] == values[j] for i, j in rows.pairs if j < len(values)) if values else 0
+    if values and len(set(values)) > 1 and same >= _NEARLY_ALL * len(rows.pairs):
+        cause = "rows are alike where entries of d2t are: the head was gathered with offsets in place of token ids"
+        verdict = Verdict.SILENT_GARBAGE
+    elif len(apart) == 1 and apart != {1}:
+        cause = f"all {apart.pop()} rows apart: a part of the head was copied twice, and stands for other tokens"
+        verdict = Verdict.DEGRADED
+    else:
+        cause, verdict = "rows of a head that was trained or gathered by token ids differ", Verdict.DEGRADED
+    remedy = "gather the head anew from the checkpoint it comes from, by target ids: d2t[i] + i"
+    return Finding("head-rows-alike", verdict, name, f"{detail}; {cause}", remedy)
 
 
 def _taken(case: Case, version: Version) -> Iterator[tuple[str, bool]]:
