@@ -177,7 +177,7 @@ class AgentClient:
             if pending.outcome is None and _over(deadline):
                 return self._late(pending, timeout)
         self._tell(pending)
-        if isinstance(pending.outcome, Reply) and pending.call.name not in shapes.SHAPES:
+        if isinstance(pending.outcome, Reply) and shapes.of(pending.call.name) is None:
             answers.taken(self._name)
         return pending.outcome
 

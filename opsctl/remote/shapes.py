@@ -54,11 +54,16 @@ SHAPES: dict[str, Any] = {
 }
 
 
+def of(call: str) -> Any:
+    """The type of what a call gives; None where it is not declared yet."""
+    with suppress(KeyError, ModuleNotFoundError):
+        return reply_type(call)
+    return SHAPES.get(call)
+
+
 def checked(call: str, reply: Reply[Any], host: str) -> Reply[Any] | OpsctlError:
     """The reply, or the error that it is where it has another shape than it must have."""
-    shape = SHAPES.get(call)  # of calls that are not declared yet
-    with suppress(KeyError, ModuleNotFoundError):
-        shape = reply_type(call)
+    shape = of(call)
     try:
         if shape is not None:
             fitting(reply.result, shape, f"the answer to {call}")

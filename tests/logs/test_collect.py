@@ -254,5 +254,5 @@ def test_a_call_that_fails_fails_its_part_alone() -> None:
     wire = Wire()
     parts_asked = [{"name": "a.json", "call": "no.such"}, {"name": "b.txt", "argv": ["echo", "fine"]}]
     first, second = bundle(wire, parts_asked)["parts"]
-    assert "there is no agent module 'no'" in first["error"]
+    assert "'no.such' is no call" in first["error"]
     assert (second["error"], wire.files["b.txt"]) == (None, b"fine\n")

@@ -333,7 +333,7 @@ def test_packed_logs(tmp_path: Path) -> None:
     for name in ("a.gz", "a.zst", "cut.gz"):
         assert of_file(tmp_path / name)["starts"] == plain["starts"]
     if shutil.which("zstd"):
-        hidden = "import sys; sys.modules['zstandard'] = None; from opsctl.agent.serverlog import scan_files; print(scan_files([sys.argv[1]])['lines'])"
+        hidden = "import sys; sys.modules['zstandard'] = None; from opsctl.agent.logs.serverlog import scan_files; print(scan_files([sys.argv[1]])['lines'])"
         out = subprocess.run(
             [sys.executable, "-c", hidden, str(tmp_path / "a.zst")], capture_output=True, text=True, check=True
         )

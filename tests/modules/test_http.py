@@ -6,9 +6,9 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from http_request.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opsctl.agent.core import http_request
 from opsctl.wire.protocol import AgentError, Context
