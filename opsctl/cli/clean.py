@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from opsctl.gpu.ownership import Owned
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
+    from opsctl.wire.calls.gpu import Done
+    from opsctl.wire.protocol import Call
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -36,7 +38,7 @@ def clean(
             _show(target.name, found)
     to_clean = [target for target, found in listed if found.anything]
     code = tell_errors(done)
-    removed: dict[str, Any] = {}
+    removed: dict[str, list[Done]] = {}
     if to_clean and (yes or (not json_output and _consent(len(to_clean)))):
         results = on_each(to_clean, _remove)
         code = tell_errors(results) or code
@@ -56,15 +58,15 @@ def _find(remote: RemoteHost, host: InventoryHost) -> Findings:
     from opsctl.cli.health_hosts import wanted_of
     from opsctl.gpu import cleaning
     from opsctl.gpu.read import gathered
-    from opsctl.wire.protocol import Call
+    from opsctl.wire.calls.gpu import gpuclean_files
 
     expected = wanted_of(host)
-    calls = [gathered.ask(expected), Call("gpuclean.files", {"root": expected.root})]
+    calls: list[Call[Any]] = [gathered.ask(expected), gpuclean_files(expected.root)]
     found, files = remote.batch(calls, timeout=expected.seconds)
     return cleaning.findings(gathered.evidence(found.result, expected), files.result, found.result.get("server_uid"))
 
 
-def _remove(remote: RemoteHost, host: InventoryHost) -> list[dict[str, Any]]:
+def _remove(remote: RemoteHost, host: InventoryHost) -> list[Done]:
     """What is ours is decided anew: between the list and the consent things may have changed."""
     from opsctl.cli.health_hosts import wanted_of
     from opsctl.gpu import cleaning
@@ -75,7 +77,7 @@ def _remove(remote: RemoteHost, host: InventoryHost) -> list[dict[str, Any]]:
         )
     found = _find(remote, host)
     call = cleaning.removal(found, found.removable_processes, found.removable_files)
-    told: list[dict[str, Any]] = remote.call(call, timeout=90.0).result["done"]
+    told: list[Done] = remote.call(call, timeout=90.0).result["done"]
     return told
 
 
@@ -125,7 +127,7 @@ def _summary(found: Findings) -> str:
     return f"left over of ours: processes {processes}, files {files}"
 
 
-def _tell_removed(removed: dict[str, Any]) -> None:
+def _tell_removed(removed: dict[str, list[Done]]) -> None:
     from opsctl.text import printable
 
     for name, items in removed.items():
@@ -135,7 +137,7 @@ def _tell_removed(removed: dict[str, Any]) -> None:
             typer.echo(f"{printable(name)}: {printable(what)} {printable(outcome)}")
 
 
-def _json(name: str, found: Findings, removed: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _json(name: str, found: Findings, removed: list[Done] | None) -> dict[str, Any]:
     return {
         "host": name,
         "processes": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from opsctl.errors import Exit, RemoteError, Unreadable, UsageError
 
 if TYPE_CHECKING:
     from opsctl.sglang.logs.timeline import Summary
+    from opsctl.wire.calls.logs import Scan
 
 app = typer.Typer(no_args_is_help=True, help="Collect, follow, summarise and redact logs.")
 
@@ -124,7 +125,7 @@ def redact(
     redact_stream(sys.stdin.buffer, sys.stdout.buffer, Redactor(more=more, keep_prompts=keep_prompts))
 
 
-def scan_here(files: list[Path]) -> dict[str, Any]:
+def scan_here(files: list[Path]) -> Scan:
     """Scan files of this machine. Raises UsageError, Unreadable."""
     from opsctl.agent.logs.serverlog import scan_files
     from opsctl.wire.protocol import AgentError
@@ -140,7 +141,7 @@ def scan_here(files: list[Path]) -> dict[str, Any]:
         if error.kind == "missing-tool":
             raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
         raise RemoteError(error.message, kind=error.kind) from None
-    if not any(found[key] for key in ("marks", "first_at", "samples", "ranks")):
+    if not (found["marks"] or found["first_at"] or found["samples"] or found["ranks"]):
         raise _no_log(files[-1], found["lines"])
     return found
 

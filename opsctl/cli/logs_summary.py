@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opsctl.cli.hosts import on_each
 from opsctl.cli.logs_collect import expected
 from opsctl.errors import UsageError
 from opsctl.sglang.logs import log_survey, timeline
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls.logs import Scan, serverlog_scan, serverlog_scan_unit
 
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
@@ -30,20 +30,18 @@ def _of_host(remote: RemoteHost, host: InventoryHost) -> timeline.Summary:
     if server.logs:
         found = _scan(remote, server.logs)
     elif server.unit:
-        args = {"unit": server.unit, "user": server.user_unit}
-        found = remote.call(Call("serverlog.scan_unit", args), timeout=_LONGEST).result
+        found = remote.call(serverlog_scan_unit(server.unit, server.user_unit), timeout=_LONGEST).result
     else:
         raise UsageError("no server runs here, and no log is known", hint="set `log` or `unit` in its sglang section")
     return timeline.build(found, current=True)
 
 
-def _scan(remote: RemoteHost, logs: Sequence[str]) -> dict[str, Any]:
+def _scan(remote: RemoteHost, logs: Sequence[str]) -> Scan:
     """The newest file, and as many older ones as it takes to see a start of the server."""
     older: list[str] = []
     earlier = list(logs[:-1])
     while True:
-        call: Call[Any] = Call("serverlog.scan", {"path": logs[-1], "older": older})
-        found: dict[str, Any] = remote.call(call, timeout=_LONGEST).result
+        found: Scan = remote.call(serverlog_scan(logs[-1], older=older), timeout=_LONGEST).result
         started = any(mark["name"] == "start" for mark in found["marks"])
         if started or not earlier or len(older) >= _MOST_OLDER:
             return found

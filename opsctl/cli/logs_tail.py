@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
@@ -20,13 +20,13 @@ from opsctl.errors import AuthFailed, Exit, HostKeyError, OpsctlError, Unreachab
 from opsctl.secret import mask, secrets_in
 from opsctl.sglang.logs.log_parts import Server
 from opsctl.text import printable
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls.logs import Level, Place, follow_lines
 
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
 
-LEVELS = ("info", "warning", "error")
+LEVELS: tuple[Level, ...] = get_args(Level)
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before a lost host is tried again
 _MOST_UNPACKED = 64 << 20
@@ -37,14 +37,15 @@ class Filter:
     """Which lines are wanted."""
 
     grep: str | None = None
-    level: str = "info"
+    level: Level = "info"
     past: int = 10
     keep_prompts: bool = False
 
     @classmethod
     def of(cls, grep: str | None, level: str | None, past: int, keep_prompts: bool) -> Filter:
         """From options. Raises UsageError."""
-        if level is not None and level not in LEVELS:
+        chosen = next((one for one in LEVELS if one == (level or "info")), None)
+        if chosen is None:
             raise UsageError(f"--level {level} is no level", hint=f"valid: {', '.join(LEVELS)}")
         try:
             re.compile(grep or "")
@@ -52,7 +53,7 @@ class Filter:
             raise UsageError(
                 f"--grep: {error}", hint=r"a regular expression is expected; \ before . ( [ * + ?"
             ) from None
-        return cls(grep, level or "info", past, keep_prompts)
+        return cls(grep, chosen, past, keep_prompts)
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class _Tail:
     wanted: Filter
     screen: Screen
     stop: threading.Event
-    at: Any = None
+    at: Place | None = None
     began: bool = False
 
     def run(self) -> Exit:
@@ -149,13 +150,14 @@ class _Tail:
             self._listen(remote, server)
 
     def _listen(self, remote: RemoteHost, server: Server) -> None:
-        args = {
-            "path": server.logs[-1] if server.logs else None,
-            "unit": server.unit, "user_unit": server.user_unit, "container": server.container,
-            "at": self.at, "past": self.wanted.past,
-            "grep": self.wanted.grep, "level": self.wanted.level, "keep_prompts": self.wanted.keep_prompts,
-        }  # fmt: skip
-        remote.call(Call("follow.lines", args, json.dumps(self._secrets()).encode()), on_progress=self._take)
+        call = follow_lines(
+            path=server.logs[-1] if server.logs else None,
+            unit=server.unit, user_unit=server.user_unit, container=server.container,
+            at=self.at, past=self.wanted.past,
+            grep=self.wanted.grep, level=self.wanted.level, keep_prompts=self.wanted.keep_prompts,
+            body=json.dumps(self._secrets()).encode(),
+        )  # fmt: skip
+        remote.call(call, on_progress=self._take)
 
     def _take(self, told: Any, body: bytes) -> None:
         if self.stop.is_set():

@@ -63,12 +63,14 @@ def reached_at(
         return
     from opsctl.cli.hosts import on_one, the_host
     from opsctl.errors import RemoteError
+    from opsctl.wire.calls.server import servers_find
     from opsctl.wire.protocol import Call
 
     chosen = the_host(inventory, pattern)
     with on_one(chosen) as remote:
-        running = gather.choose(remote.call(Call("servers.find")).result, port, chosen.sglang.port)
-        if running is None and port is None:
+        running = gather.choose(remote.call(servers_find()).result, port, chosen.sglang.port)
+        at = port or (gather.port_of(running) if running else None)
+        if at is None:
             raise UsageError("no SGLang server runs there", where=chosen.name, hint="`opsctl server start` starts one")
 
         def read(path: str) -> str | None:
@@ -77,8 +79,9 @@ def reached_at(
             except RemoteError:
                 return None
 
-        with remote.http(port or gather.port_of(running or {})) as http:
-            simulated = ((running or {}).get("environment") or {}).get("SGLANG_SIMULATE_ACC_LEN", "")
+        with remote.http(at) as http:
+            environment = (running["environment"] if running else None) or {}
+            simulated = environment.get("SGLANG_SIMULATE_ACC_LEN", "")
             yield Reached(chosen.name, Server(http, secret or chosen.sglang.api_key), read, simulated, chosen, remote)
 
 

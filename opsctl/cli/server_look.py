@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opsctl.sglang.server.api import Server
     from opsctl.sglang.server.served import ServerInfo
     from opsctl.sglang.server.status import Status
+    from opsctl.wire.calls.server import Alive, Ready
     from opsctl.wire.protocol import Call, Reply
 
 MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
@@ -61,10 +62,11 @@ def _servers(
     from opsctl.sglang.diagnosis import gather
     from opsctl.sglang.server.api import Server
     from opsctl.sglang.server.status import status as judge
-    from opsctl.wire.protocol import Call
+    from opsctl.wire.calls.gpu import vram_processes
+    from opsctl.wire.calls.server import servers_find
 
-    processes = call(Call("servers.find", {"locate": True})).result
-    memory = call(Call("vram.processes")).result if processes else None
+    processes = call(servers_find(locate=True)).result
+    memory = call(vram_processes()).result if processes else None
     found = []
     for process in processes:
         with client(gather.port_of(process)) as http:
@@ -89,36 +91,34 @@ def _info(server: Server) -> tuple[ServerInfo | None, str | None]:
         return None, None if error.kind in ("timeout", "lost") else error.message
 
 
-def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, stall: float) -> Mapping[str, Any]:
+def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, stall: float) -> Ready:
     """Wait until the host's server generates a token, telling how far it is. Raises RemoteError: what it died of."""
     from opsctl.sglang.diagnosis import gather
-    from opsctl.wire.protocol import Call
+    from opsctl.wire.calls.server import ready_wait, servers_find
 
-    servers = remote.call(Call("servers.find")).result
+    servers = remote.call(servers_find()).result
     process = gather.choose(servers, port)
     if process is None:
         raise RemoteError(f"no SGLang server runs on port {port}", where=host.name, hint=_why_none(remote, host))
     log = process["log"] or host.sglang.log
-    asked: dict[str, Any] = {"port": port, "timeout": timeout, "stall": stall}
-    asked["alive"] = {"pid": process["pid"], "start": process["start"]}
-    if log:
-        # What it said since its start lies in the end of its log; an earlier start in there is passed over.
-        asked.update(log=log, offset=max(0, process["log_size"] - (16 << 20)))
-    reply = remote.call(Call("ready.wait", asked), timeout=timeout + MARGIN, on_progress=_telling(host.name))
-    result: Mapping[str, Any] = reply.result
+    # What it said since its start lies in the end of its log; an earlier start in there is passed over.
+    offset = max(0, process["log_size"] - (16 << 20)) if log else None
+    alive: Alive = {"pid": process["pid"], "start": process["start"]}
+    call = ready_wait(port, log=log, offset=offset, timeout=timeout, stall=stall, alive=alive)
+    result: Ready = remote.call(call, timeout=timeout + MARGIN, on_progress=_telling(host.name)).result
     return result
 
 
 def _why_none(remote: RemoteHost, host: InventoryHost) -> str:
     """What the last one died of, as its log tells, else how to start one."""
     from opsctl.sglang.logs import timeline
-    from opsctl.wire.protocol import Call
+    from opsctl.wire.calls.logs import serverlog_scan
 
     start = "`opsctl server start` starts it"
     if host.sglang.log is None:
         return start
     try:
-        scan = remote.call(Call("serverlog.scan", {"path": host.sglang.log, "offset": 0})).result
+        scan = remote.call(serverlog_scan(host.sglang.log)).result
     except RemoteError:
         return start
     error = timeline.build(scan, current=True).first_error

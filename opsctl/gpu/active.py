@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from opsctl.gpu.model import ActiveRun, Evidence
 from opsctl.gpu.settings import Settings
 from opsctl.gpu.wanted import Wanted
+from opsctl.wire.calls.gpu import ActiveTest, gpuactive_run
 from opsctl.wire.protocol import Call
 
 TESTS = 3
@@ -40,15 +40,14 @@ def refusal(evidence: Evidence, settings: Settings) -> str | None:
     return f"pid {holder.pid} ({holder.comm}) has a GPU open" if holder else None
 
 
-def ask(wanted: Wanted, gpus: int) -> Call[Any]:
-    args = {
-        "gpus": gpus,
-        "limit": wanted.settings.limit("active.limit"),
-        "python": wanted.python,
-        "env": dict(wanted.env),
-        "programs": list(wanted.programs),
-    }
-    return Call("gpuactive.run", args)
+def ask(wanted: Wanted, gpus: int) -> Call[list[ActiveTest]]:
+    return gpuactive_run(
+        gpus=gpus,
+        limit=wanted.settings.limit("active.limit"),
+        python=wanted.python,
+        env=dict(wanted.env),
+        programs=list(wanted.programs),
+    )
 
 
 def longest(wanted: Wanted) -> float:
@@ -56,7 +55,7 @@ def longest(wanted: Wanted) -> float:
     return TESTS * (wanted.settings.limit("active.limit") + 5) + 15
 
 
-def runs(said: Sequence[Mapping[str, Any]]) -> tuple[ActiveRun, ...]:
+def runs(said: Sequence[ActiveTest]) -> tuple[ActiveRun, ...]:
     return tuple(
         ActiveRun(one["test"], one.get("missing"), one.get("code"), one.get("seconds", 0.0), one.get("text", ""))
         for one in said

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from opsctl.answers import made
 from opsctl.gpu import leftovers, ownership
 from opsctl.gpu.leftovers import File, Leftover
 from opsctl.gpu.model import Evidence
 from opsctl.gpu.ownership import Class, Owned
+from opsctl.wire.calls.gpu import Files, Removed, gpuclean_remove
 from opsctl.wire.protocol import Call
 
 GRACE = 60.0  # seconds: a file this young may belong to a server that is just starting
@@ -37,33 +36,29 @@ class Findings:
         return bool(self.removable_processes or self.removable_files)
 
 
-def findings(evidence: Evidence, listed: Mapping[str, Any], server_uid: int | None) -> Findings:
+def findings(evidence: Evidence, listed: Files, server_uid: int | None) -> Findings:
     """listed: the answer of gpuclean.files. server_uid: whose our server's processes are, where a unit says so."""
     owned = ownership.classify(evidence.table) if evidence.table else ()
     ours = [o.process for o in owned if o.server is not None and o.process is not None]
     alive = [o.process.started for o in owned if o.klass is Class.OWN_LIVE and o.process is not None]
-    entries = [dict(f) for f in listed["files"]]
-    inodes = {f["path"]: f.pop("inode") for f in entries}
     files = leftovers.judge(
-        (made(File, f) for f in entries),
+        (
+            File(f["path"], f["folder"], f["uid"], f["size"], f["modified"], f["socket"], f["in_use"])
+            for f in listed["files"]
+        ),
         server_uids=frozenset({p.uid for p in ours} | ({server_uid} if server_uid is not None else set())),
         before=min([*alive, listed["now"] - GRACE]),
     )
-    return Findings(owned, files, inodes)
+    return Findings(owned, files, {f["path"]: f["inode"] for f in listed["files"]})
 
 
-def removal(found: Findings, processes: Sequence[Owned], files: Sequence[Leftover]) -> Call[Any]:
+def removal(found: Findings, processes: Sequence[Owned], files: Sequence[Leftover]) -> Call[Removed]:
     """The call that removes them; the host looks at each again first."""
-    return Call(
-        "gpuclean.remove",
-        {
-            "processes": [
-                {"pid": p.pid, "ticks": p.ticks, "sid": p.sid, "cgroup": p.cgroup, "uid": p.uid}
-                for o in processes
-                if (p := o.process) is not None
-            ],
-            "paths": [
-                {"path": f.file.path, "inode": found.inodes[f.file.path], "modified": f.file.modified} for f in files
-            ],
-        },
+    return gpuclean_remove(
+        [
+            {"pid": p.pid, "ticks": p.ticks, "sid": p.sid, "cgroup": p.cgroup, "uid": p.uid}
+            for o in processes
+            if (p := o.process) is not None
+        ],
+        [{"path": f.file.path, "inode": found.inodes[f.file.path], "modified": f.file.modified} for f in files],
     )

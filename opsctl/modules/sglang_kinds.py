@@ -21,6 +21,7 @@ from opsctl.modules.sglang_plan import Server, ServerArgs
 from opsctl.sglang.server import command, flags
 from opsctl.text import one_line
 from opsctl.wire import command_line
+from opsctl.wire.calls.server import ready_wait, startlog_mark
 from opsctl.wire.protocol import Call, Reply
 
 # What is known of the host before, and what the calls of a change keep, by these names.
@@ -106,7 +107,7 @@ class Kind:
 
     def mark(self) -> Call[Any]:
         """Notes where the words of the start that follows will begin in the log."""
-        return Call("startlog.mark", {"log": self.server.log, "keep": startlog.KEEP})
+        return startlog_mark(self.server.log, startlog.KEEP)
 
     def wait(self, alive: dict[str, Any], *, marked: bool = False) -> Call[Any]:
         args: dict[str, Any] = {"port": self.server.port, "timeout": self.args.ready_timeout, "alive": alive}
@@ -117,7 +118,7 @@ class Kind:
         if marked:
             args["begun"] = startlog.KEEP
         args["stall"] = self.args.stall
-        return Call("ready.wait", args)
+        return ready_wait(**args)
 
     def demand_launch(self) -> None:
         """A command that we do not know cannot be changed."""

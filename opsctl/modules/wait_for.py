@@ -13,6 +13,7 @@ from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text
 from opsctl.modules.sealed import seal_headers
 from opsctl.schema_types import Duration
 from opsctl.text import one_line
+from opsctl.wire.calls.server import ready_wait
 from opsctl.wire.protocol import Call
 
 MARGIN = 30.0  # seconds by which the host may be late with its own deadline
@@ -126,9 +127,9 @@ def call_of(args: WaitArgs) -> Call[Any]:
         if args.http.contains is not None:
             goal["contains"] = args.http.contains
         return Call("wait.http", {**goal, **common}, body)
-    stall = {"stall": args.stall} if args.stall is not None else {}
+    stall: dict[str, Any] = {"stall": args.stall} if args.stall is not None else {}
     if args.server is not None:
-        return Call("ready.wait", {**args.server.model_dump(exclude_none=True), **stall, **common})
+        return ready_wait(**args.server.model_dump(exclude_none=True), **stall, **common)
     assert args.log is not None
     return Call("wait.log", {**args.log.model_dump(exclude_none=True), **stall, **common})
 

@@ -28,25 +28,8 @@ class Waited(TypedDict):
     seconds: float
 
 
-class Ready(Waited):
-    phases: dict[str, float]
-
-
-class _Server(TypedDict):
-    pid: int
-    start: int
-    argv: list[str]
-    model: str | None
-    drafter: str | None
-    cwd: str | None
-    log: str | None
-    log_size: int
-
-
 SHAPES: dict[str, Any] = {
     "http.request": Answered,
-    "ready.wait": Ready,
-    "servers.find": list[_Server],
     "wait.http": Waited,
     "wait.log": Waited,
     "wait.path": Waited,

@@ -14,6 +14,7 @@ from opsctl.gpu.read import gathered
 from opsctl.sglang.diagnosis.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 from opsctl.wire import command_line
+from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -23,9 +24,9 @@ def look(ask: Ask, port: int | None = None) -> Found:
     Raises UsageError when several run and none is named, and what `ask` raises when the host is lost.
     """
     expected = wanted.of(None, None, "host")
-    first = [
+    first: list[Call[Any]] = [
         Call("facts.gather", {"parts": ["host", "user", "gpu"]}),
-        Call("servers.find", {"locate": True}),
+        servers_find(locate=True),
         Call("survey.look"),
         gathered.ask(expected),
     ]
@@ -100,7 +101,7 @@ def _lying(lying: Mapping[str, Any], facts: Mapping[str, Any]) -> Found:
     )
 
 
-def _running(found: Found, process: Mapping[str, Any]) -> Found:
+def _running(found: Found, process: ServerProcess) -> Found:
     """What runs says where things are; what merely lies there matters no more."""
     server = Running(
         pid=process["pid"],
@@ -125,7 +126,7 @@ def _running(found: Found, process: Mapping[str, Any]) -> Found:
     )
 
 
-def _command(process: Mapping[str, Any]) -> Iterator[str]:
+def _command(process: ServerProcess) -> Iterator[str]:
     """The server's command, its models and what else is plainly a path made absolute: opsctl works in other folders."""
     models = dict.fromkeys(command_line.MODEL, process["model"]) | dict.fromkeys(
         command_line.DRAFTER, process["drafter"]
@@ -140,16 +141,16 @@ def _command(process: Mapping[str, Any]) -> Iterator[str]:
             yield _said(process, word, path)
 
 
-def _said(process: Mapping[str, Any], word: str, path: str | None) -> str:
+def _said(process: ServerProcess, word: str, path: str | None) -> str:
     return path or (_placed(process, word) if word.startswith(("./", "../")) else word)
 
 
-def _placed(process: Mapping[str, Any], path: str) -> str:
+def _placed(process: ServerProcess, path: str) -> str:
     """A path as the server finds it, where it is known in which folder that works."""
     return posixpath.normpath(posixpath.join(process["cwd"], path)) if process["cwd"] else path
 
 
-def _environment(process: Mapping[str, Any]) -> Mapping[str, str]:
+def _environment(process: ServerProcess) -> Mapping[str, str]:
     env = dict(process["environment"] or {})
     if "PYTHONPATH" in env:
         env["PYTHONPATH"] = ":".join(_placed(process, path) for path in env["PYTHONPATH"].split(":"))

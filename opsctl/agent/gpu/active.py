@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from opsctl.agent.core import rights
 from opsctl.agent.process import detached
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.gpu import ActiveTest, Test
 
 RANKS = 2
 MIB = 64  # what each rank contributes
@@ -44,8 +47,6 @@ dist.destroy_process_group()
 sys.exit(not right)
 """
 
-Json = Dict[str, Any]
-
 
 def run(
     call: Context,
@@ -54,8 +55,8 @@ def run(
     python: Optional[str] = None,
     env: Optional[Dict[str, str]] = None,
     programs: Optional[List[str]] = None,
-) -> List[Json]:
-    """What each test said, or why it was not run: {test, code, seconds, text} or {test, missing}.
+) -> List[ActiveTest]:
+    """What each test said, or why it was not run.
 
     limit: seconds per test. python: the interpreter that serves. env: NCCL's and CUDA's variables of the server. As
     root, a program that belongs to somebody else runs with their rights.
@@ -71,14 +72,14 @@ def run(
     return told + [_torch(call, python, gpus, limit, around)]
 
 
-def _installed(call: Context, name: str, words: List[str], limit: float, env: Dict[str, str]) -> Json:
+def _installed(call: Context, name: Test, words: List[str], limit: float, env: Dict[str, str]) -> ActiveTest:
     program = shutil.which(name, path=env["PATH"])
     if program is None:
         return {"test": name, "missing": "%s is not installed" % name}
     return _told(call, name, [program, *words], limit, env)
 
 
-def _torch(call: Context, python: Optional[str], gpus: int, limit: float, env: Dict[str, str]) -> Json:
+def _torch(call: Context, python: Optional[str], gpus: int, limit: float, env: Dict[str, str]) -> ActiveTest:
     if gpus < RANKS:
         return {"test": "torch", "missing": "one GPU: there is nobody to exchange data with"}
     if python is None:
@@ -91,8 +92,8 @@ def _torch(call: Context, python: Optional[str], gpus: int, limit: float, env: D
 
 
 def _told(
-    call: Context, test: str, argv: List[str], limit: float, env: Dict[str, str], folder: Optional[str] = None
-) -> Json:
+    call: Context, test: Test, argv: List[str], limit: float, env: Dict[str, str], folder: Optional[str] = None
+) -> ActiveTest:
     """What a test said. `folder`: one that it writes into."""
     try:
         who = rights.of_program(argv[0])

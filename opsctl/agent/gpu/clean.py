@@ -8,43 +8,61 @@ import re
 import signal
 import stat
 import time
-from typing import Any, Dict, List, Set
+from typing import TYPE_CHECKING, List, Literal, Optional, Pattern, Set, Tuple
 
 from opsctl.agent.gpu import process_table
 from opsctl.agent.process import pids
 from opsctl.wire.protocol import Context
 
-_SHARED = re.compile(r"^(nccl-|psm_|sem\.|mp-|torch_)")
-_SOCKET = re.compile(r"^tmp[a-z0-9_]{8}$")
+if TYPE_CHECKING:
+    from opsctl.wire.calls.gpu import Done, Ended, File, Files, Removed, Unlinked
+
+# Kind, folder (None: the one for temporary files), names.
+_PLACES: Tuple[Tuple[Literal["shm", "tmp"], Optional[str], Pattern[str]], ...] = (
+    ("shm", "/dev/shm", re.compile(r"^(nccl-|psm_|sem\.|mp-|torch_)")),
+    ("tmp", None, re.compile(r"^tmp[a-z0-9_]{8}$")),
+)
 TICK = 0.1
 
-Json = Dict[str, Any]
 
-
-def files(call: Context, root: str = "/", temporary: str = "/tmp") -> Json:
+def files(call: Context, root: str = "/", temporary: str = "/tmp") -> Files:
     """Shared memory files and ipc sockets that could be leftovers, and whether a process uses them."""
-    found = []
-    for folder, where in (("shm", "/dev/shm"), ("tmp", temporary)):
-        here = os.path.join(root, where.lstrip("/"))
+    seen: List[Tuple[Literal["shm", "tmp"], str, os.stat_result]] = []
+    for folder, where, wanted in _PLACES:
+        at = where or temporary
+        here = os.path.join(root, at.lstrip("/"))
         for name in _names(here):
-            wanted = _SHARED if folder == "shm" else _SOCKET
             with contextlib.suppress(OSError):
                 if wanted.match(name):
-                    found.append(_file(os.lstat(os.path.join(here, name)), where + "/" + name, folder))
-    used = _used(root, {f["path"] for f in found})
+                    seen.append((folder, at + "/" + name, os.lstat(os.path.join(here, name))))
+    used = _used(root, {path for _, path, _ in seen})
     me = os.geteuid()
-    for f in found:
-        private = not f.pop("mode") & 0o077 and f["uid"] == me
-        f["in_use"] = True if f["path"] in used else (False if me == 0 or private else None)
+    found: List[File] = []
+    for folder, path, said in seen:
+        private = not said.st_mode & 0o077 and said.st_uid == me
+        found.append(
+            {
+                "path": path,
+                "folder": folder,
+                "uid": said.st_uid,
+                "size": said.st_size,
+                "modified": said.st_mtime,
+                "socket": stat.S_ISSOCK(said.st_mode),
+                "inode": said.st_ino,
+                "in_use": True if path in used else (False if me == 0 or private else None),
+            }
+        )
     return {"files": found, "uid": me, "now": time.time()}
 
 
-def remove(call: Context, processes: List[Json], paths: List[Json], root: str = "/", patience: float = 10.0) -> Json:
+def remove(
+    call: Context, processes: List[Ended], paths: List[Unlinked], root: str = "/", patience: float = 10.0
+) -> Removed:
     """End `processes` ({pid, ticks, sid, cgroup}) and unlink `paths` ({path, inode, modified}).
 
     Each is looked at again first: what is no longer what was listed is left alone, and said so.
     """
-    told: List[Json] = []
+    told: List[Done] = []
     ended = [p for p in processes if _signal(p, signal.SIGTERM, root, told)]
     left = _until_gone(call, ended, root, patience)
     for process in left:
@@ -59,19 +77,6 @@ def remove(call: Context, processes: List[Json], paths: List[Json], root: str = 
         why = _unlink(os.path.join(root, wanted["path"].lstrip("/")), wanted, used)
         told.append({"path": wanted["path"], "done": not why, "why": why})
     return {"done": told}
-
-
-def _file(said: os.stat_result, path: str, folder: str) -> Json:
-    return {
-        "path": path,
-        "folder": folder,
-        "uid": said.st_uid,
-        "size": said.st_size,
-        "modified": said.st_mtime,
-        "socket": stat.S_ISSOCK(said.st_mode),
-        "inode": said.st_ino,
-        "mode": said.st_mode,
-    }
 
 
 def _used(root: str, paths: Set[str]) -> Set[str]:
@@ -98,7 +103,7 @@ def _listening(path: str) -> Set[str]:
     return {line.split()[-1] for line in _text(path).splitlines() if "/" in line}
 
 
-def _signal(process: Json, number: int, root: str, told: List[Json]) -> bool:
+def _signal(process: Ended, number: int, root: str, told: List[Done]) -> bool:
     """Send the signal if the pid still means the same process."""
     try:
         if not _same(process, root):
@@ -113,7 +118,7 @@ def _signal(process: Json, number: int, root: str, told: List[Json]) -> bool:
     return False
 
 
-def _same(process: Json, root: str) -> bool:
+def _same(process: Ended, root: str) -> bool:
     now = process_table.look(root, process["pid"])
     return (
         now is not None
@@ -122,7 +127,7 @@ def _same(process: Json, root: str) -> bool:
     )
 
 
-def _until_gone(call: Context, processes: List[Json], root: str, patience: float) -> List[Json]:
+def _until_gone(call: Context, processes: List[Ended], root: str, patience: float) -> List[Ended]:
     """Those that are still there after `patience` seconds."""
     until = time.monotonic() + patience
     left = [p for p in processes if _same(p, root)]
@@ -132,7 +137,7 @@ def _until_gone(call: Context, processes: List[Json], root: str, patience: float
     return left
 
 
-def _unlink(path: str, wanted: Json, used: Set[str]) -> str:
+def _unlink(path: str, wanted: Unlinked, used: Set[str]) -> str:
     """Why the file was left, empty when it was removed."""
     if wanted["path"] in used:
         return "a process uses it now"

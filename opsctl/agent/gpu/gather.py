@@ -8,12 +8,15 @@ import pwd
 import re
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, cast
 
 from opsctl.agent.core import durable, statedir
 from opsctl.agent.gpu import nvlinks, pci, process_table, smi, surroundings
 from opsctl.agent.process import detached
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.gpu import Gathered, KernelLog, ProcessEntry, ServerRecord, Smi
 
 QUICK = 10.0  # seconds for a program that normally answers at once
 LAST_BREATH = 10.0  # seconds that a killed process is given: to free hundreds of GiB takes some
@@ -47,8 +50,8 @@ def gather(
     user_unit: bool = False,
     port: Optional[int] = None,
     container: Optional[str] = None,
-    servers: Optional[List[Json]] = None,
-) -> Json:
+    servers: Optional[List[ServerRecord]] = None,
+) -> Gathered:
     """Facts about this host, as texts and numbers; the judging is done elsewhere.
 
     keep: pattern of the kernel lines worth sending. limit: seconds for nvidia-smi; after an answer within `quick`
@@ -87,18 +90,19 @@ def gather(
     if weights:
         tasks["weights"] = lambda: surroundings.weights(root, weights)
     longest = max(limit, 35.0 if port else 0.0, 2 * QUICK, quick + max(2 * quick, cuda if root == "/" else 0.0))
-    found = _side_by_side(tasks, longest + 2 * detached.GRACE + 1.0)
+    found = cast("Gathered", _side_by_side(tasks, longest + 2 * detached.GRACE + 1.0))
     if "host" in found:
         found["host"]["now"] = now  # before anything that may hang: it is compared with the asker's clock
-    said = found.get("smi") or {"timed_out": True, "seconds": limit}
+    said: Smi = found.get("smi") or {"timed_out": True, "seconds": limit}
     found["smi"] = said
     looks = pci.generations(root, pci.slow_at_work(said.get("text", "")))
     for device in found.get("pci") or []:
         device["generations"] = looks.get(device["bus_id"], [])
     server = _server_pid(found)
     found["p2p_disabled"] = _p2p_disabled(root, found.get("unit") or "", server)
-    if found.get("unit"):
-        found["unit"] = _ENVIRONMENT.sub("", found["unit"])  # may hold keys: it stays on the host
+    shown = found.get("unit")
+    if shown:
+        found["unit"] = _ENVIRONMENT.sub("", shown)  # may hold keys: it stays on the host
     if server:
         found["limits"] = surroundings.limits(root, server)
     found["server_uid"] = _server_uid(found.get("unit"), user_unit)
@@ -130,14 +134,14 @@ def _side_by_side(tasks: Dict[str, Callable[[], Any]], seconds: float) -> Json:
     return dict(results, errors=dict(errors, **late))
 
 
-def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], quick: float, cuda: float) -> Json:
+def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], quick: float, cuda: float) -> Smi:
     """nvidia-smi, and after a quick answer what else asks the driver. While one hangs in the kernel all would hang."""
     if stuck:
         return {"stuck": stuck}
     ran = smi.ask(call, ["-q", "-x"], limit, env)
     if ran.code is None:
         return {"missing": True} if ran.missing else {"timed_out": True, "seconds": ran.seconds}
-    said = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
+    said: Smi = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
     if ran.code == 0 and ran.seconds <= quick and "<gpu id=" in ran.out:
         more: Dict[str, Callable[[], Any]] = {
             "links": lambda: nvlinks.links(call, env, quick),
@@ -148,7 +152,9 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
         if ran.out.count("<gpu id=") > 1:
             more["p2p"] = lambda: _peers(call, env, quick)
         answers = _side_by_side(more, max(2 * quick, cuda) + 2 * detached.GRACE)
-        said.update({name: answers.get(name) for name in more})
+        said["links"], said["cuda"] = answers.get("links"), answers.get("cuda")
+        if "p2p" in more:
+            said["p2p"] = answers.get("p2p")
     return said
 
 
@@ -167,7 +173,7 @@ def _p2p_disabled(root: str, unit: str, server: Optional[int]) -> bool:
     return any(word.strip("\"'") == "NCCL_P2P_DISABLE=1" for word in words)
 
 
-def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:
+def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> KernelLog:
     """The worthwhile lines of this boot, from the first source that may be read."""
     worth = re.compile(keep + "|Linux version|suppressed|Suppressed|dropped")
     refused = False
@@ -184,17 +190,7 @@ def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> Json:
     return {"unreadable": "no permission to read the kernel log" if refused else "no kernel log can be read"}
 
 
-_RECORDED = {
-    "name": "name",
-    "main_pid": "pid",
-    "sid": "sid",
-    "uid": "uid",
-    "ticks": "start",
-    "boot_id": "boot",
-}
-
-
-def _started_here() -> List[Json]:
+def _started_here() -> List[ServerRecord]:
     """Our records of what we started in sessions of their own; adopted processes may share theirs with a shell."""
     folder = os.path.join(statedir.base(), "processes")  # looked at only: nothing is made on the host
     with contextlib.suppress(AgentError):  # where others can write, no record proves anything
@@ -203,30 +199,42 @@ def _started_here() -> List[Json]:
     return []
 
 
-def _recorded(folder: str) -> List[Json]:
+def _recorded(folder: str) -> List[ServerRecord]:
     names = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if os.path.isdir(folder) else []
-    found = []
+    found: List[ServerRecord] = []
     for name in names:
         try:
             record = durable.read_json(os.path.join(folder, name)) or {}
             if record.get("sid") and "group" not in record:
-                found.append({ours: record[theirs] for ours, theirs in _RECORDED.items()})
+                found.append(
+                    {
+                        "name": record["name"],
+                        "main_pid": record["pid"],
+                        "sid": record["sid"],
+                        "uid": record["uid"],
+                        "ticks": record["start"],
+                        "boot_id": record["boot"],
+                    }
+                )
         except (OSError, KeyError, AgentError):
             continue  # a damaged record proves nothing: what it was about is judged as foreign
     return found
 
 
-def _processes(entries: List[Json], smi: Json, servers: List[Json], server: Optional[int], root: str) -> List[Json]:
+def _processes(
+    entries: List[Json], smi: Smi, servers: List[Json], server: Optional[int], root: str
+) -> List[ProcessEntry]:
     named = {int(pid) for pid in re.findall(r"<pid>(\d+)</pid>", smi.get("text", ""))}
     if server:
         named.add(server)
     kept = process_table.interesting(root, entries, named, servers)
     again = process_table.states(root, [e["pid"] for e in kept if e["state"] == "D"])
     lasting = _outlive(root, {e["pid"] for e in kept if e["kill_pending"]})
-    return [
+    told = [
         dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D", kill_pending=e["pid"] in lasting)
         for e in kept
     ]
+    return cast("List[ProcessEntry]", told)
 
 
 def _outlive(root: str, killed: Set[int]) -> Set[int]:
@@ -240,18 +248,18 @@ def _outlive(root: str, killed: Set[int]) -> Set[int]:
         time.sleep(0.2)
 
 
-def _servers(found: Json, known: List[Json]) -> List[Json]:
+def _servers(found: Gathered, known: List[ServerRecord]) -> List[Json]:
     """The servers whose processes are to be sent: those named, the unit's and the container's."""
     group = re.search(r"^ControlGroup=(/.+)$", found.get("unit") or "", re.MULTILINE)
     container = (found.get("container") or "").split()
     return (
-        known
+        cast("List[Json]", known)
         + ([{"cgroup": group.group(1), "main_pid": _server_pid(found)}] if group else [])
         + ([{"container": container[0], "main_pid": int(container[1])}] if len(container) == 2 else [])
     )
 
 
-def _server_pid(found: Json) -> Optional[int]:
+def _server_pid(found: Gathered) -> Optional[int]:
     match = re.search(r"^MainPID=([1-9]\d*)$", found.get("unit") or "", re.MULTILINE)
     return int(match.group(1)) if match else None
 

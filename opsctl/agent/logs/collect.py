@@ -1,13 +1,6 @@
 """Gather the parts of a log bundle on the host, side by side, redacted before they travel.
 
-A part is one of
-    {"name": "unit.txt", "argv": ["systemctl", "cat", "sglang"]}          the output of a command, stdout and stderr
-    {"name": "packages.txt", "python": "/opt/venv/bin/python", "script": "..."}  what an interpreter prints; see rights
-    {"name": "proc/limits.txt", "path": "/proc/77/limits"}                a file
-    {"name": "server.log", "logs": ["server.log.1.gz", "server.log"]}     a log, oldest file first, packed or not
-    {"name": "journal.json", "call": "history.list", "args": {...}}       what another call of the agent gives, as JSON
-with "nul" where NULs separate its items; "since" (seconds back) for logs; "seconds" (time limit), "head", "window" and
-"tail" (bytes kept of the beginning, from the first trouble on, and of the end) where the defaults do not fit.
+A part is told what it is by the fields it has: wire/calls/logs.py.
 
 Each part travels as zlib-compressed pieces in progress messages `{"part": name, "last": bool}`, and between them, every
 second, {"read": bytes, "done": parts, "of": parts}; the result is the manifest. One failed part never fails the others.
@@ -21,13 +14,16 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Dict, Iterable, List
+from typing import TYPE_CHECKING, Iterable, List
 
 from opsctl.agent.core import dispatch
 from opsctl.agent.logs import partsource
 from opsctl.agent.logs.clip import Clip
 from opsctl.wire.protocol import Context
 from opsctl.wire.redact import Redactor
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import Entry, Manifest, Part
 
 SIDE_BY_SIDE = 6
 SECONDS = 30.0
@@ -61,21 +57,20 @@ class _Out:
 
 def bundle(
     call: Context,
-    parts: List[Dict[str, Any]],
+    parts: List[Part],
     more: bool = False,
     hosts: Iterable[str] = (),
     keep_prompts: bool = False,
     root: str = "/",
-) -> Dict[str, Any]:
-    """Agent call `collect.bundle`: the manifest {"parts": [{name, source, exit, seconds, bytes, kept, sent, masked,
-    truncated, error}], "cpu_seconds": ...}, in the order of `parts`.
+) -> Manifest:
+    """Agent call `collect.bundle`: the manifest, in the order of `parts`.
 
     The body of the call is a JSON list of secrets known by value: there and not in the arguments, which are logged.
     """
     secrets = json.loads(call.body.decode()) if call.body else []
     out = _Out(call, len(parts))
 
-    def one(part: Dict[str, Any]) -> Dict[str, Any]:
+    def one(part: Part) -> Entry:
         _be_nice()
         texts = Redactor(secrets, more=more, hosts=hosts, keep_prompts=keep_prompts)
         # Our own calls name things `text` and `content` that no user wrote: prompts are looked for inside those only.
@@ -90,9 +85,7 @@ def bundle(
     return {"parts": [future.result() for future in futures], "cpu_seconds": round(time.process_time() - cpu, 3)}
 
 
-def _part(
-    call: Context, part: Dict[str, Any], redactor: Redactor, texts: Redactor, out: _Out, root: str
-) -> Dict[str, Any]:
+def _part(call: Context, part: Part, redactor: Redactor, texts: Redactor, out: _Out, root: str) -> Entry:
     begun = time.monotonic()
     is_log = "logs" in part
     clip = Clip(
@@ -100,7 +93,18 @@ def _part(
         part.get("window", WINDOW if is_log else 0),
         part.get("tail", LOG_TAIL if is_log else TAIL),
     )
-    entry: Dict[str, Any] = {"name": part["name"], "source": partsource.named(part), "exit": None, "error": None}
+    entry: Entry = {
+        "name": part["name"],
+        "source": redactor.text(partsource.named(part)),
+        "exit": None,
+        "error": None,
+        "sent": 0,
+        "bytes": 0,
+        "kept": 0,
+        "masked": 0,
+        "truncated": False,
+        "seconds": 0.0,
+    }
     deadline = begun + part.get("seconds", LOG_SECONDS if is_log else SECONDS)
     try:
         for data in partsource.read(call, part, entry, deadline, root, texts):
@@ -114,19 +118,15 @@ def _part(
     pieces = clip.pieces()
     kept = sum(len(piece) for piece in pieces)
     entry["sent"] = _send(out, part, pieces, redactor)
-    entry.update(
-        bytes=clip.total,
-        kept=min(kept, clip.total),
-        masked=redactor.masked + (texts.masked if texts is not redactor else 0),
-        truncated=clip.truncated or entry["error"] is not None,
-        seconds=round(time.monotonic() - begun, 3),
-    )
-    for name in ("source", "error"):
-        entry[name] = entry[name] and redactor.text(entry[name])
+    entry["bytes"], entry["kept"] = clip.total, min(kept, clip.total)
+    entry["masked"] = redactor.masked + (texts.masked if texts is not redactor else 0)
+    entry["truncated"] = clip.truncated or entry["error"] is not None
+    entry["seconds"] = round(time.monotonic() - begun, 3)
+    entry["error"] = entry["error"] and redactor.text(entry["error"])
     return entry
 
 
-def _send(out: _Out, part: Dict[str, Any], pieces: List[bytes], redactor: Redactor) -> int:
+def _send(out: _Out, part: Part, pieces: List[bytes], redactor: Redactor) -> int:
     """Redact, then send. What is separated by NULs becomes lines only afterwards: a flag and its value are one line."""
     between = b"\n" if part.get("nul") else b"\0"
     sent = 0

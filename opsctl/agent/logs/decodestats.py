@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import calendar
 from collections import Counter
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from opsctl.agent.logs.logpatterns import ACCEPT, RATE, THROUGHPUT
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import Bucket as Bucketed
+    from opsctl.wire.calls.logs import Decode
+    from opsctl.wire.calls.logs import Sum as Summed
 
 MOST = 720
 # Seconds of a bucket, and the part of a line that has the time in this coarseness: the second, the minute, ten minutes,
@@ -89,7 +94,7 @@ class Sum:
             self.total += other.total
             self.last = other.last
 
-    def result(self) -> Optional[Dict[str, Any]]:
+    def result(self) -> Optional[Summed]:
         if not self.count:
             return None
         return {
@@ -169,9 +174,9 @@ class DecodeStats:
             joined.throughput.join(bucket.throughput)
         self._buckets = wide
 
-    def result(self) -> Dict[str, Any]:
+    def result(self) -> Decode:
         width = _WIDTHS[self._width][0]
-        series = [
+        series: List[Bucketed] = [
             {
                 "at": key * width,
                 "lines": bucket.throughput.count,

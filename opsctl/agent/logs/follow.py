@@ -13,12 +13,15 @@ import select
 import subprocess
 import time
 import zlib
-from typing import Any, Generator, List, Optional
+from typing import TYPE_CHECKING, Any, Generator, List, Optional
 
 from opsctl.agent.files.regular import descriptor
 from opsctl.agent.logs.logtail import Tail
 from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import MAX_LINE, Redactor
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import Level, Place
 
 TICK = 1.0
 _POLL = 0.2
@@ -52,10 +55,10 @@ def lines(
     unit: Optional[str] = None,
     user_unit: bool = False,
     container: Optional[str] = None,
-    at: Any = None,
+    at: Optional[Place] = None,
     past: int = 10,
     grep: Optional[str] = None,
-    level: str = "info",
+    level: Level = "info",
     keep_prompts: bool = False,
 ) -> None:
     """Agent call `follow.lines`: until it is cancelled. The body is a JSON list of secrets known by value.

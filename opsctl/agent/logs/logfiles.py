@@ -6,11 +6,14 @@ import os
 import re
 import time
 from datetime import datetime, timedelta
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 from opsctl.agent.files.regular import descriptor
 from opsctl.agent.logs.logsource import packed
 from opsctl.wire.protocol import Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import LogFile, LogFiles
 
 MOST_FILES = 40
 _STAMP = re.compile(rb"(?:^|\n)\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
@@ -73,9 +76,9 @@ def offset_of(path: str, seconds: float) -> int:
         return low + file.read(_LOOK).find(b"\n") + 1 if low else 0
 
 
-def look(call: Context, path: str = "") -> Dict[str, Any]:
+def look(call: Context, path: str = "") -> LogFiles:
     """Agent call `logfiles.look`: the files of a log, oldest first, with their sizes and times of change; and `now`."""
-    found = []
+    found: List[LogFile] = []
     for name in family(path) if path else ():
         status = os.stat(name)
         found.append({"path": name, "size": status.st_size, "changed": status.st_mtime})

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent.core import dispatch, rights
 from opsctl.agent.git import checkout
@@ -18,13 +18,14 @@ from opsctl.agent.logs.logtail import begin_of, file_of
 from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import Redactor
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import Entry, Part
+
 PIECE = 1 << 20
 _GRACE = 2.0  # seconds for a killed command to go; one in state D stays, and is left behind
 
 
-def read(
-    call: Context, part: Dict[str, Any], entry: Dict[str, Any], deadline: float, root: str, texts: Redactor
-) -> Iterator[bytes]:
+def read(call: Context, part: Part, entry: Entry, deadline: float, root: str, texts: Redactor) -> Iterator[bytes]:
     """The bytes of a part as they come; what went wrong is noted in `entry`. Raises AgentError, OSError."""
     if "argv" in part:
         environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "PAGER": "cat"}
@@ -50,7 +51,7 @@ def read(
                 return
 
 
-def named(part: Dict[str, Any]) -> str:
+def named(part: Part) -> str:
     """Where a part comes from, for the manifest."""
     if "argv" in part:
         return " ".join(part["argv"])
@@ -63,7 +64,7 @@ def named(part: Dict[str, Any]) -> str:
     return ", ".join(part.get("logs") or [part["path"]])
 
 
-def _files(part: Dict[str, Any], root: str) -> Iterator[Any]:
+def _files(part: Part, root: str) -> Iterator[Tuple[str, int]]:
     paths = [os.path.join(root, path.lstrip("/")) for path in part.get("logs") or [part["path"]]]
     since, begun = part.get("since"), part.get("begun")
     if begun is not None:
@@ -145,7 +146,7 @@ def _command(
     argv: List[str],
     environment: Dict[str, str],
     cwd: Optional[str],
-    entry: Dict[str, Any],
+    entry: Entry,
     deadline: float,
 ) -> Iterator[bytes]:
     """The output of a command as it comes. The command has a session of its own, so all of it can be ended."""

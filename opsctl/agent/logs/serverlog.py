@@ -15,7 +15,7 @@ import json
 import os
 import subprocess
 from collections import deque
-from typing import Any, Deque, Dict, Iterable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from opsctl.agent.logs import logpatterns as patterns
 from opsctl.agent.logs.decodestats import DecodeStats, seconds
@@ -25,6 +25,9 @@ from opsctl.agent.logs.wrappers import Zone, unwrap
 from opsctl.agent.process import service
 from opsctl.wire.protocol import Context
 from opsctl.wire.redact import Redactor
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import FileScan, Mark, Scan
 
 MOST_MARKS = 4000  # the first half and the last half of what there is
 MOST_TEXT = 600
@@ -53,10 +56,10 @@ class Scanner:
         self._zone = Zone()
         self._rest = b""
         self._decode = DecodeStats()
-        self._first: List[Dict[str, Any]] = []
-        self._last: Deque[Dict[str, Any]] = deque(maxlen=MOST_MARKS // 2)
+        self._first: List[Mark] = []
+        self._last: Deque[Mark] = deque(maxlen=MOST_MARKS // 2)
         self._traces = Traces(self._keep, lambda text: self._safe(text, MOST_TEXT))
-        self._ranks: Dict[str, Dict[str, Any]] = {}
+        self._ranks: Dict[str, Tuple[int, str, bytes]] = {}  # count of lines; time and text of the last
         self._samples: Dict[str, str] = {}
         self._stamp = b""  # of the last line that had one
         self._first_stamp = b""
@@ -75,13 +78,8 @@ class Scanner:
         self._take(data[:end].split(b"\n"))
         self.bytes += end + 1
 
-    def finish(self) -> Dict[str, Any]:
-        """What was seen.
-
-        marks: list of {name, at, rank, ...}; decode: sums and series; samples: one line of each kind whose wording
-        tells the version; ranks: per rank the count of its lines of interest and the last one; first_at, last_at;
-        bytes: length of the complete lines, the offset to go on from; lines; dropped_marks.
-        """
+    def finish(self) -> Scan:
+        """What was seen, as wire/calls/logs.py tells it."""
         offset = self.bytes
         if self._rest:
             self._take([self._rest])
@@ -92,7 +90,10 @@ class Scanner:
             "dropped_marks": self.marks - len(kept),
             "decode": self._decode.result(),
             "samples": self._samples,
-            "ranks": {rank: {**seen, "last": self._safe(seen["last"], 160)} for rank, seen in self._ranks.items()},
+            "ranks": {
+                rank: {"lines": lines, "last_at": at, "last": self._safe(last, 160)}
+                for rank, (lines, at, last) in self._ranks.items()
+            },
             "first_at": self._first_stamp.decode("ascii", "replace") or None,
             "last_at": self._stamp.decode("ascii", "replace") or None,
             "lines": self.lines,
@@ -186,17 +187,17 @@ class Scanner:
         return False
 
     def _mark(self, name: str, stamp: bytes, rank: bytes, fields: Dict[str, Optional[bytes]]) -> None:
-        mark: Dict[str, Any] = {"name": name, "at": self._at(stamp), "rank": rank.decode() or None}
+        mark: Mark = {"name": name, "at": self._at(stamp), "rank": rank.decode() or None}
         for key, value in fields.items():
-            if value is not None:
-                mark[key] = self._safe(value, MOST_ARGS if key == "args" else MOST_TEXT)
+            if value is not None:  # the groups of the patterns are the fields of a mark
+                mark[key] = self._safe(value, MOST_ARGS if key == "args" else MOST_TEXT)  # type: ignore[literal-required]
         if not stamp:
             mark["loose"] = True  # no time of its own
         if name == "start":
             mark["before"] = _text(self._before) or None
         self._keep(mark)
 
-    def _keep(self, mark: Dict[str, Any]) -> None:
+    def _keep(self, mark: Mark) -> None:
         self.marks += 1
         if len(self._first) < MOST_MARKS // 2:
             self._first.append(mark)
@@ -209,14 +210,10 @@ class Scanner:
         return clean.decode("utf-8", "replace").rstrip("\n")[:limit]
 
     def _see_rank(self, rank: bytes, stamp: bytes, message: bytes) -> None:
-        seen = self._ranks.get(rank.decode())
-        if seen is None:
-            if len(self._ranks) >= 1024:
-                return
-            seen = self._ranks[rank.decode()] = {"lines": 0}
-        seen["lines"] += 1
-        seen["last_at"] = _text(stamp)
-        seen["last"] = message[:MOST_TEXT]
+        name = rank.decode()
+        if name in self._ranks or len(self._ranks) < 1024:
+            lines = self._ranks[name][0] if name in self._ranks else 0
+            self._ranks[name] = (lines + 1, _text(stamp), message[:MOST_TEXT])
 
     def _sample(self, message: bytes) -> None:
         for start in _SAMPLES:
@@ -258,7 +255,7 @@ def _text(stamp: bytes) -> str:
     return stamp.decode("ascii", "replace").replace(",", ".")
 
 
-def scan_files(paths: Iterable[str], offset: int = 0, limit: int = 0, secrets: Iterable[str] = ()) -> Dict[str, Any]:
+def scan_files(paths: Iterable[str], offset: int = 0, limit: int = 0, secrets: Iterable[str] = ()) -> Scan:
     """Scan the files in order, oldest first, as one log."""
     scanner = Scanner(secrets)
     for path in paths:
@@ -268,7 +265,7 @@ def scan_files(paths: Iterable[str], offset: int = 0, limit: int = 0, secrets: I
     return scanner.finish()
 
 
-def scan(call: Context, path: str, offset: int = 0, limit: int = 0, older: Sequence[str] = ()) -> Dict[str, Any]:
+def scan(call: Context, path: str, offset: int = 0, limit: int = 0, older: Sequence[str] = ()) -> FileScan:
     """Agent call `serverlog.scan`: the log at `path` from `offset`, as `Scanner.finish` gives it, and what file it was.
 
     older: files to read before it, oldest first. The body may be a JSON list of secrets to mask in what is quoted.
@@ -281,14 +278,11 @@ def scan(call: Context, path: str, offset: int = 0, limit: int = 0, older: Seque
             call.progress({"bytes": scanner.bytes})
             if call.cancelled():
                 break
-    found = scanner.finish()
     status = os.stat(path)
-    found["file"] = [status.st_dev, status.st_ino]
-    found["offset"] = offset
-    return found
+    return {**scanner.finish(), "file": [status.st_dev, status.st_ino], "offset": offset}
 
 
-def scan_unit(call: Context, unit: str, user: bool = False) -> Dict[str, Any]:
+def scan_unit(call: Context, unit: str, user: bool = False) -> Scan:
     """Agent call `serverlog.scan_unit`: what a unit has said since its last start, as `Scanner.finish` gives it."""
     scanner = Scanner(json.loads(call.body.decode()) if call.body else ())
     whose = (["--user"] if user else []) + service.this_start(unit, user, service.show(call, unit, user))

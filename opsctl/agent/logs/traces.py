@@ -7,9 +7,12 @@ again. `errors` of the result holds the exceptions of the chain with the root fi
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Callable, List, Optional
 
 from opsctl.agent.logs.logpatterns import EXCEPTION, FRAME, LINK, TRACEBACK, problem
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import Mark
 
 MOST_ERRORS = 12
 MOST_OPEN = 64
@@ -18,7 +21,7 @@ MOST_OPEN = 64
 class _Trace:
     __slots__ = ("ended", "mark")
 
-    def __init__(self, mark: Dict[str, Any]) -> None:
+    def __init__(self, mark: Mark) -> None:
         self.mark = mark
         self.ended = False  # the exception of the section under way has come
 
@@ -31,7 +34,7 @@ class Traces:
         safe: makes a text fit to be kept: redacted, cut, decoded.
     """
 
-    def __init__(self, keep: Callable[[Dict[str, Any]], None], safe: Callable[[bytes], str]) -> None:
+    def __init__(self, keep: Callable[[Mark], None], safe: Callable[[bytes], str]) -> None:
         self._keep, self._safe = keep, safe
         self._open: List[_Trace] = []
         self._ended: Optional[_Trace] = None  # finished, but a link may still follow
@@ -39,7 +42,7 @@ class Traces:
     def begin(self, at: Optional[str], rank: str, head: bytes) -> None:
         """A new traceback, of a message that ended in `Traceback (most recent call last):`."""
         self.interrupted()
-        mark: Dict[str, Any] = {
+        mark: Mark = {
             "name": "exception",
             "at": at,
             "rank": rank or None,
@@ -104,7 +107,7 @@ class Traces:
             return False
         return True
 
-    def _frame(self, mark: Dict[str, Any], path: bytes, line: bytes) -> None:
+    def _frame(self, mark: Mark, path: bytes, line: bytes) -> None:
         at = path.rfind(b"/sglang/")
         place = "%s:%s" % (path[at + 1 :].decode("utf-8", "replace"), line.decode())
         if at >= 0 or mark["where"] is None or not mark["where"].startswith("sglang/"):

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from opsctl.agent.core.http_request import request
 from opsctl.agent.files.state import absolute
@@ -18,13 +18,14 @@ from opsctl.agent.logs.logtail import Tail, begin_of, last_lines
 from opsctl.agent.process import container, pids, process, service
 from opsctl.wire.protocol import AgentError, Context
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.server import Alive
+
 TICK = 0.2
 REPORT = 1.0
 LOOK_ELSEWHERE = 5.0  # seconds between questions to systemd or docker
 TAIL_LINES = 20
 
-# {"process": NAME} | {"unit": NAME, "user": bool} | {"container": NAME} | {"pid": PID, "start": TICKS}
-Alive = Dict[str, Any]
 Probe = Callable[[], Tuple[Optional[Dict[str, Any]], str]]  # what was waited for, or None, and what is seen
 
 

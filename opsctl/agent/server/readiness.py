@@ -14,12 +14,15 @@ is for the caller to check.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from opsctl.agent.logs import logpatterns as patterns
 from opsctl.agent.logs.traces import Traces
 from opsctl.agent.logs.wrappers import Zone, unwrap
 from opsctl.wire.redact import Redactor
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.logs import Mark
 
 STALL_SECONDS = 180.0  # no line and no growth of GPU memory for so long: a hang (NCCL, a stuck loader)
 NO_WORD = "a process of the server failed"  # the error where the log has none
@@ -95,7 +98,7 @@ class Readiness:
         self.at: Optional[str] = None  # the log's own time of the last step
         self.error: Optional[Dict[str, Any]] = None
         self._loads: Dict[bytes, int] = {}  # rank -> how often it began to load: first the target, then the draft model
-        self._exceptions: List[Dict[str, Any]] = []
+        self._exceptions: List[Mark] = []
         self._traces = Traces(self._exceptions.append, self._safe)
         self._suspect: Optional[Dict[str, Any]] = None
 

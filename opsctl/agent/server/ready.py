@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, cast
 
 from opsctl.agent.core.http_request import request
 from opsctl.agent.core.undo_record import load
 from opsctl.agent.gpu import vram
-from opsctl.agent.process.wait import Alive, Watch
+from opsctl.agent.process.wait import Watch
 from opsctl.agent.server import startadvice, startlog
 from opsctl.agent.server.readiness import NO_WORD, OWN_QUESTION, STALL_SECONDS, Readiness, words
 from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import Redactor
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.server import Alive, Begun, Ready
 
 TICK = 0.2
 REPORT = 0.5
@@ -116,15 +119,15 @@ def wait(
     stall: Optional[float] = STALL_SECONDS,
     alive: Optional[Alive] = None,
     begun: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> Ready:
     """Wait until the server answers; give up when it dies, says that it failed, or stands still for `stall` seconds.
 
     begun: name under which `startlog.mark` kept where this start begins in the log; what is before it is not read.
 
-    Reports {"text", "phase", "fraction", "waited"}; gives {"seconds", "phases": {name: seconds}}.
+    Reports {"text", "phase", "fraction", "waited"}; gives the time that it took.
     """
     began = reported = time.monotonic()
-    said = startlog.source(call, log, offset, alive, load(call, begun) if begun else None)
+    said = startlog.source(call, log, offset, alive, cast("Optional[Begun]", load(call, begun)) if begun else None)
     start, watch = Start(stall, began), Watch(alive)
     asked, seen, memory, looked = 0.0, "", None, began
     phases: Dict[str, float] = {}

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from opsctl.agent.git import checkout
 from opsctl.agent.process import pids, unitname
@@ -17,6 +17,9 @@ from opsctl.agent.server import modelpath
 from opsctl.agent.source import interpreter
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.server import ServerProcess
 
 # Settings that bear on what a server does; none of them holds a secret.
 ENVIRONMENT = re.compile(r"SGLANG_|SGL_|NCCL_|CUDA_VISIBLE_DEVICES$|PYTHONPATH$|TRITON_|FLASHINFER_")
@@ -26,40 +29,33 @@ _LOCATE_LIMIT = 10.0
 _MOST_FILES = 20000
 
 
-def find(call: Context, locate: bool = False) -> List[Dict[str, Any]]:
+def find(call: Context, locate: bool = False) -> List[ServerProcess]:
     """The first process of every server, its parent being none itself, in the order of their start.
 
-    {pid, start, members, argv, model, drafter, started, now, user, session, cwd, python, own, environment, unit,
-    user_unit, container, log, log_size, boot}: model and drafter are those that its command names, from its cwd; times
-    are in seconds since the epoch, start in clock ticks since boot; members are the pids of the server; own tells
-    whether our user or root started it; unit and container as the control group names them, user_unit if it is one of a
-    user's own systemd; log is the file that standard output goes to; environment is None where we may not read it. With
-    `locate` also {package, newest, newest_file}: the folder of the `sglang` package that it imported (found by asking
-    its own interpreter), or None, and the file of it that was changed last; and commit, of the checkout that holds the
-    package, where one does.
+    Its fields are told in wire/calls/server.py. The package is found, with `locate`, by asking its own interpreter.
     """
     looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
     found = [server for server in looked if server is not None]
     own = {server["pid"] for server in found}
     first = [server for server in found if server["parent"] not in own]
-    if first:
-        for server in first:
-            server["members"] = pids.family(server["pid"])
+    for server in first:
+        server["members"] = pids.family(server["pid"])
     if locate:
         for server in first:
             locate_one(server)
     return sorted(first, key=lambda server: (server["started"], server["pid"]))
 
 
-def locate_one(server: Dict[str, Any]) -> None:
+def locate_one(server: ServerProcess) -> None:
     """Add to a server what `find` tells with `locate`."""
     package = _package(server)
     newest, newest_file = _newest(package) if package else (None, None)
     commit = _commit(package) if package else None
-    server.update(package=package, newest=newest, newest_file=newest_file, commit=commit)
+    server["package"], server["commit"] = package, commit
+    server["newest"], server["newest_file"] = newest, newest_file
 
 
-def _server(pid: int) -> Optional[Dict[str, Any]]:
+def _server(pid: int) -> Optional[ServerProcess]:
     argv = _words(pid, "cmdline")
     process = pids.look(pid)
     if process is None or not process.alive or command_line.arguments(argv) is None:
@@ -72,6 +68,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
     return {
         "pid": pid,
         "start": process.start,
+        "members": [pid],
         "parent": process.parent,
         "session": process.session,
         "argv": command_line.masked(argv),
@@ -95,7 +92,7 @@ def _server(pid: int) -> Optional[Dict[str, Any]]:
     }
 
 
-def _package(server: Dict[str, Any]) -> Optional[str]:
+def _package(server: ServerProcess) -> Optional[str]:
     """Folder of the package, from the process's interpreter in its folder with its PYTHONPATH, so in its own order.
 
     As anybody can give a process the name of a server, its interpreter is asked with the rights of its user at most;
@@ -153,8 +150,9 @@ def _commit(package: str) -> Optional[str]:
     return said[0] if said else None
 
 
-def _newest(package: str) -> Any:
-    newest, newest_file, seen = 0.0, None, 0
+def _newest(package: str) -> Tuple[Optional[float], Optional[str]]:
+    newest, seen = 0.0, 0
+    newest_file: Optional[str] = None
     for folder, folders, names in os.walk(os.path.join(package, "srt")):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:

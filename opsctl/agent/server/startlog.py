@@ -11,42 +11,43 @@ import os
 import shutil
 import subprocess
 import time
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, cast
 
 from opsctl.agent.core import durable, runs
 from opsctl.agent.core.undo_record import save
 from opsctl.agent.files.state import absolute
 from opsctl.agent.logs.logtail import Tail, begin_of, file_of
 from opsctl.agent.process import service
-from opsctl.agent.process.wait import Alive, log_of
+from opsctl.agent.process.wait import log_of
 from opsctl.wire.protocol import Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.server import Alive, Begun
 
 CHUNK = 1 << 20
 KEEP = "server-log"  # where a run keeps the mark of the start that it makes
 
 
-def mark(call: Context, log: Optional[str] = None, keep: str = KEEP) -> Dict[str, Any]:
-    """Note in the step of a run where a server's words on the start that follows will begin.
-
-    {"at": seconds since the epoch, "log", "file": [device, inode] or None where there is none yet, "offset"}.
-    """
-    place: Dict[str, Any] = {"at": time.time(), "log": None, "file": None, "offset": 0}
+def mark(call: Context, log: Optional[str] = None, keep: str = KEEP) -> Begun:
+    """Note in the step of a run where a server's words on the start that follows will begin."""
+    place: Begun = {"at": time.time(), "log": None, "file": None, "offset": 0}
     if log is not None:
         path = absolute(log)
-        place.update(log=path, file=file_of(path), offset=os.path.getsize(path) if file_of(path) else 0)
-    save(call, keep, place)
+        place["log"], place["file"] = path, file_of(path)
+        place["offset"] = os.path.getsize(path) if place["file"] else 0
+    save(call, keep, dict(place))
     run = os.path.dirname(os.path.dirname(call.blobs)) if call.blobs else ""
     if os.path.dirname(run) == runs.root():  # a step's folder goes when the run is taken back
         durable.write(os.path.join(run, KEEP), json.dumps(place).encode())
     return place
 
 
-def of_run(call: Context, run: str) -> Optional[Dict[str, Any]]:
+def of_run(call: Context, run: str) -> Optional[Begun]:
     """The mark of the last start of a server that a run has made; None if it made none."""
-    return durable.read_json(os.path.join(runs.root(), runs.checked(run), KEEP))
+    return cast("Optional[Begun]", durable.read_json(os.path.join(runs.root(), runs.checked(run), KEEP)))
 
 
-def offset_in(place: Optional[Dict[str, Any]], path: str) -> Optional[int]:
+def offset_in(place: Optional[Begun], path: str) -> Optional[int]:
     """Where in the file that is at `path` now a start begins: 0 in one that came since; None without a mark of it."""
     if place is None or place.get("log") != path:
         return None
@@ -117,7 +118,7 @@ def source(
     log: Optional[str],
     offset: Optional[int],
     alive: Optional[Alive],
-    begun: Optional[Dict[str, Any]] = None,
+    begun: Optional[Begun] = None,
 ) -> Said:
     """Where a server says how far it is: the log that is named or known, else its unit's journal. begun: of `mark`."""
     if log is not None or (alive and "process" in alive):

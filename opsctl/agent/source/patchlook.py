@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.server import modelpath, servers
 from opsctl.agent.source import draftnames, source
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.server import ServerProcess
 
 
 def look(
@@ -65,7 +68,7 @@ class _Imports(threading.Thread):
     """Finds out which package every server imports, and `imported`: the one that `serving` does, or `python` would."""
 
     def __init__(
-        self, found: List[Dict[str, Any]], serving: Optional[Dict[str, Any]], python: Optional[str], path: Optional[str]
+        self, found: List[ServerProcess], serving: Optional[ServerProcess], python: Optional[str], path: Optional[str]
     ) -> None:
         super().__init__(daemon=True)
         self.found, self.serving, self.python, self.path = found, serving, python, path
@@ -86,7 +89,7 @@ class _Imports(threading.Thread):
 
     def _locate(self) -> None:
         for server in self.found:
-            server.update(package=None, newest=None, newest_file=None)
+            server["package"] = None
             servers.locate_one(server)
         if self.serving:
             self.imported = self.serving["package"]

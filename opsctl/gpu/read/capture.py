@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opsctl.errors import Unreadable
 from opsctl.gpu.model import Evidence, Host, KernelLog, Reading
@@ -26,6 +26,9 @@ from opsctl.gpu.read import (
 )
 from opsctl.gpu.read.bundle import Member
 from opsctl.gpu.wanted import Wanted
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.gpu import Gathered
 
 _SECTION = re.compile(r"^#{20,}\n# (?P<part>[^\n]*?) :: [^\n]*\n(?:# \$[^\n]*\n)?#{20,}\n", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's colours and underlines, pasted along
@@ -78,7 +81,7 @@ def _document(text: str, name: str) -> Evidence | None:
         return _plain(text)  # "[12.5] a kernel line", or many records
     if isinstance(value, dict) and {"smi", "host", "processes"} <= set(value):
         try:
-            return gathered.evidence(value, Wanted())
+            return gathered.evidence(cast("Gathered", value), Wanted())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unreadable(f"not a whole answer of gpu.gather: {error}", where=name or None) from error
     if (diagnostics := hosttext.diagnostics(text)) is not None:

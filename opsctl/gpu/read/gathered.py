@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,33 +27,29 @@ from opsctl.gpu.ownership import ProcessEntry, ProcessTable, ServerRecord
 from opsctl.gpu.read import hosttext, klog, smi_errors, smi_links, smi_xml
 from opsctl.gpu.wanted import Wanted
 from opsctl.text import one_line
+from opsctl.wire.calls import gpu as calls
 from opsctl.wire.protocol import Call, Reply
 
-Json = Mapping[str, Any]
 
-
-def ask(wanted: Wanted) -> Call[Any]:
+def ask(wanted: Wanted) -> Call[calls.Gathered]:
     """The one call that gathers everything."""
-    return Call(
-        "gpu.gather",
-        {
-            "keep": klog.WORTH.pattern,
-            "limit": wanted.smi_seconds,
-            "folders": list(wanted.folders),
-            "weights": wanted.weights,
-            "unit": wanted.unit,
-            "user_unit": wanted.user_unit,
-            "port": wanted.port,
-            "container": wanted.container,
-            "root": wanted.root,
-            "programs": list(wanted.programs),
-            "quick": wanted.settings.limit("smi.warn"),
-            "cuda": wanted.settings.limit("cuda.limit"),
-        },
+    return calls.gpu_gather(
+        keep=klog.WORTH.pattern,
+        limit=wanted.smi_seconds,
+        folders=list(wanted.folders),
+        weights=wanted.weights,
+        unit=wanted.unit,
+        user_unit=wanted.user_unit,
+        port=wanted.port,
+        container=wanted.container,
+        root=wanted.root,
+        programs=list(wanted.programs),
+        quick=wanted.settings.limit("smi.warn"),
+        cuda=wanted.settings.limit("cuda.limit"),
     )
 
 
-def look(ask_host: Callable[[Call[Any]], Reply[Any]], wanted: Wanted) -> Evidence:
+def look(ask_host: Callable[[Call[calls.Gathered]], Reply[calls.Gathered]], wanted: Wanted) -> Evidence:
     """One round trip; the host's clock is compared with the middle of it."""
     before = time.time()
     found = ask_host(ask(wanted)).result
@@ -67,7 +63,7 @@ def look(ask_host: Callable[[Call[Any]], Reply[Any]], wanted: Wanted) -> Evidenc
     return evidence(found, wanted, offset=offset)
 
 
-def evidence(found: Json, wanted: Wanted, *, offset: float | None = None) -> Evidence:
+def evidence(found: calls.Gathered, wanted: Wanted, *, offset: float | None = None) -> Evidence:
     """offset: the host's clock minus ours, in seconds, measured around the call."""
     run, reading, refused = _smi(found.get("smi") or {})
     host = _host(found, wanted, offset)
@@ -82,7 +78,7 @@ def evidence(found: Json, wanted: Wanted, *, offset: float | None = None) -> Evi
     )
 
 
-def _smi(said: Json) -> tuple[SmiRun, Reading | None, tuple[Any, ...]]:
+def _smi(said: calls.Smi) -> tuple[SmiRun, Reading | None, tuple[Any, ...]]:
     if said.get("stuck"):
         return SmiRun(stuck_pids=tuple(said["stuck"])), None, ()
     if said.get("missing"):
@@ -103,21 +99,21 @@ def _smi(said: Json) -> tuple[SmiRun, Reading | None, tuple[Any, ...]]:
     return SmiRun(seconds=said.get("seconds"), garbage=garbage, rc=code), reading, refused
 
 
-def _kernel(said: Json | None) -> KernelLog:
+def _kernel(said: calls.KernelLog | None) -> KernelLog:
     if not said or said.get("unreadable"):
         return KernelLog(unreadable=(said or {}).get("unreadable") or "the kernel log did not answer in time")
     return replace(klog.read(said["text"]), lines=said["lines"])
 
 
-def _pci(said: Sequence[Json] | None) -> tuple[PciDevice, ...] | None:
+def _pci(said: Sequence[calls.PciDevice] | None) -> tuple[PciDevice, ...] | None:
     if said is None:
         return None
     return tuple(made(PciDevice, device) for device in said)
 
 
-def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
-    said: Json = found.get("host") or {}
-    smi: Json = found.get("smi") or {}
+def _host(found: calls.Gathered, wanted: Wanted, offset: float | None) -> Host:
+    said: calls.HostFacts = found.get("host") or {}
+    smi: calls.Smi = found.get("smi") or {}
     fields: dict[str, Any] = {
         "machine": said.get("machine"),
         "driver_loaded": said.get("driver_loaded"),
@@ -146,7 +142,9 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
         "memory_controllers": _controllers(said.get("memory_controllers")),
         "network": _ports(said.get("network"), found.get("pci") or ()),
         "cuda": made(CudaStart, smi["cuda"]) if smi.get("cuda") else None,
-        "links": smi_links.read(**smi["links"]) if smi.get("links") else None,
+        "links": smi_links.read(links.get("status", ""), links.get("errors", ""))
+        if (links := smi.get("links"))
+        else None,
     }
     for text, read in (
         (said.get("meminfo"), hosttext.meminfo),
@@ -156,10 +154,10 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
         (smi.get("p2p"), hosttext.p2p),
     ):
         fields.update((text and read(text)) or {})
-    if found.get("listeners") is not None:
-        fields.update(hosttext.listeners(found["listeners"]) or {"listeners": ()})
+    if (listeners := found.get("listeners")) is not None:
+        fields.update(hosttext.listeners(listeners) or {"listeners": ()})
     if fields.get("unit"):
-        fields["unit"] = _aged(fields["unit"], found["unit"], said.get("uptime"))
+        fields["unit"] = _aged(fields["unit"], found.get("unit") or "", said.get("uptime"))
         fields["server_pid"] = fields["unit"].main_pid or None
     if shards := found.get("weights"):
         fields.update(weights_missing=tuple(shards["missing"]), weights_found=shards["found"])
@@ -172,11 +170,11 @@ def _host(found: Json, wanted: Wanted, offset: float | None) -> Host:
     return made(Host, fields)
 
 
-def _controllers(said: Sequence[Json] | None) -> tuple[MemoryController, ...] | None:
+def _controllers(said: Sequence[calls.MemoryController] | None) -> tuple[MemoryController, ...] | None:
     return None if said is None else tuple(made(MemoryController, {**c, "dimms": tuple(c["dimms"])}) for c in said)
 
 
-def _ports(said: Sequence[Json] | None, pci: Sequence[Json]) -> tuple[NetworkPort, ...] | None:
+def _ports(said: Sequence[calls.NetworkPort] | None, pci: Sequence[calls.PciDevice]) -> tuple[NetworkPort, ...] | None:
     """Each port with the GPUs on its adapter's NUMA node."""
     if said is None:
         return None
@@ -187,12 +185,12 @@ def _ports(said: Sequence[Json] | None, pci: Sequence[Json]) -> tuple[NetworkPor
     )
 
 
-def _near(port: Json, gpus: Sequence[Json]) -> tuple[str, ...]:
+def _near(port: calls.NetworkPort, gpus: Sequence[calls.PciDevice]) -> tuple[str, ...]:
     node = port.get("numa_node")
     return tuple(g["bus_id"] for g in gpus if node is not None and node == g.get("numa_node"))
 
 
-def _unattended(said: Sequence[Json] | None) -> tuple[str, ...] | None:
+def _unattended(said: Sequence[calls.Upgrade] | None) -> tuple[str, ...] | None:
     return None if said is None else tuple(f"{one['date']}: {one['packages']}" for one in said)
 
 
@@ -201,14 +199,14 @@ def _aged(unit: Unit, shown: str, uptime: float | None) -> Unit:
     return replace(unit, active_seconds=uptime - int(since[1]) / 1e6) if since and uptime else unit
 
 
-def _reasons(found: Json) -> tuple[tuple[str, str], ...]:
+def _reasons(found: calls.Gathered) -> tuple[tuple[str, str], ...]:
     """Why a section is missing, for the checks that live on it."""
-    late: Json = found.get("errors") or {}
+    late = found.get("errors") or {}
     families = {"host": "host.", "unit": "svc.unit", "endpoint": "svc."}
     return tuple((families[name], why) for name, why in late.items() if name in families)
 
 
-def _table(found: Json, host: Host, reading: Reading | None) -> ProcessTable | None:
+def _table(found: calls.Gathered, host: Host, reading: Reading | None) -> ProcessTable | None:
     said = found.get("processes")
     if said is None:
         return None
@@ -230,7 +228,7 @@ def _summed(listed: tuple[tuple[int, float | None], ...]) -> tuple[tuple[int, fl
     return tuple(total.items())
 
 
-def _records(host: Host, container: str | None, started: Sequence[Json]) -> tuple[ServerRecord, ...]:
+def _records(host: Host, container: str | None, started: Sequence[calls.ServerRecord]) -> tuple[ServerRecord, ...]:
     """What proves that a process is part of our server: its unit's cgroup, its container, our record of its start."""
     found = [made(ServerRecord, record) for record in started]
     unit, words = host.unit, (container or "").split()

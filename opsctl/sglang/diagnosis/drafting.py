@@ -23,6 +23,7 @@ from opsctl.sglang.diagnosis.seen import target_class
 from opsctl.sglang.server import command, launch
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
+from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import Call, Reply
 
 # Answers in the order of the calls; a failed one does not take the others with it.
@@ -67,7 +68,7 @@ class _Meeting:
         model = self.settings.get("model_path")
         wanted: dict[str, Call[Any]] = {}
         if words is None or not checkout:
-            wanted["servers"] = Call("servers.find", {"locate": not checkout})
+            wanted["servers"] = servers_find(locate=not checkout)
         if not checkout and command.interpreter(self.settings) != "python3":
             argv = [command.interpreter(self.settings), "-c", _LOCATE]
             wanted["package"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
@@ -111,7 +112,7 @@ class _Meeting:
 
         return open_folder(self.drafter, read, follow_links=self.follow_links, there=True)
 
-    def _process(self, answer: Reply[Any] | Exception | None) -> Mapping[str, Any] | None:
+    def _process(self, answer: Reply[Any] | Exception | None) -> ServerProcess | None:
         if not isinstance(answer, Reply):
             return None
         port = self.settings.get("port")
@@ -141,7 +142,7 @@ class _Meeting:
         self.lines.append(f"target: {target_class(raw) or 'no class named'}, {model}")
         return Settings(raw)
 
-    def _root(self, process: Mapping[str, Any] | None, answer: Reply[Any] | Exception | None) -> str | None:
+    def _root(self, process: ServerProcess | None, answer: Reply[Any] | Exception | None) -> str | None:
         """The folder above the package that serves, by the running server, else by the interpreter."""
         package = process["package"] if process else None
         if not package and isinstance(answer, Reply) and answer.result["code"] == 0:

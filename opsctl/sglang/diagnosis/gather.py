@@ -29,6 +29,8 @@ from opsctl.sglang.server.served import ROOTED, ServerInfo, placed
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire import command_line
+from opsctl.wire.calls.logs import serverlog_scan
+from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import AgentError, Call, Context, Reply
 
 # Answers in the order of the calls; a failed one does not take the others with it.
@@ -69,7 +71,7 @@ def here(calls: Sequence[Call[Any]]) -> list[Reply[Any] | Exception]:
 
 def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     """Fetch everything. connect: gives a client of the server on a port of the host."""
-    (servers,) = ask([Call("servers.find", {"locate": True})])
+    (servers,) = ask([servers_find(locate=True)])
     if isinstance(servers, Exception):
         raise servers
     # Where the inventory says where the host's own server writes, another on the machine is not taken for it.
@@ -112,7 +114,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
         wanted["draft"] = Call("checkpoint.gather", {"path": draft, "full": False, "follow_links": True})
     if log_path and process:
         tail = max(0, process["log_size"] - _LOG_TAIL)
-        wanted["log"] = Call("serverlog.scan", {"path": log_path, "offset": tail})
+        wanted["log"] = serverlog_scan(log_path, tail)
     answers = dict(zip(wanted, ask(list(wanted.values())), strict=True)) if wanted else {}
     for name, answer in list(answers.items()):
         if isinstance(answer, Exception):
@@ -149,9 +151,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     )
 
 
-def choose(
-    servers: Sequence[Mapping[str, Any]], port: int | None, usual: int | None = None
-) -> Mapping[str, Any] | None:
+def choose(servers: Sequence[ServerProcess], port: int | None, usual: int | None = None) -> ServerProcess | None:
     """The server that is meant; None when none runs. Raises UsageError when several do and no port tells them apart."""
     if port is not None:
         return next((s for s in servers if port_of(s) == port), None)
@@ -180,7 +180,7 @@ def _served(
 
 
 def _scan(ask: Ask, path: str, offset: int, notes: list[str]) -> timeline.Summary | None:
-    (answer,) = ask([Call("serverlog.scan", {"path": path, "offset": offset})])
+    (answer,) = ask([serverlog_scan(path, offset)])
     if isinstance(answer, Exception):
         notes.append(f"log: {answer}")
         return None
@@ -241,7 +241,7 @@ def _serving(started: launch.Launch | None, info: ServerInfo | None, told: Mappi
     )
 
 
-def port_of(server: Mapping[str, Any]) -> int:
+def port_of(server: ServerProcess) -> int:
     """The port that a server of `servers.find` listens on."""
     return command_line.port(server["argv"])
 

@@ -15,13 +15,14 @@ from opsctl.sglang.server import launch
 from opsctl.sglang.server.metrics import Metrics
 from opsctl.sglang.server.served import ServerInfo
 from opsctl.sglang.source.facts import Facts
+from opsctl.wire.calls.server import ServerProcess
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The raw findings. Each is None (or empty) where there was nothing to look at; `notes` says what failed."""
 
-    process: Mapping[str, Any] | None
+    process: ServerProcess | None
     started: launch.Launch | None
     info: ServerInfo | None
     metrics: Metrics | None
@@ -128,7 +129,8 @@ def _last_logged(log: timeline.Summary) -> float | None:
     logged = log.decode["last_accept_at"]
     if began and logged and logged < began[: len(logged)]:
         return None
-    return (log.decode["accept_length"] or {}).get("last")
+    accept = log.decode["accept_length"]
+    return accept["last"] if accept else None
 
 
 def _verifies(info: ServerInfo | None, flags: Flags, measured: Measured | None) -> bool | None:

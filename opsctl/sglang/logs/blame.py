@@ -7,12 +7,13 @@ that is not the echo of another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from opsctl.sglang.logs.log_errors import DEADLY_HEAD, HARMLESS_HEADS, TROUBLES
+from opsctl.wire.calls.logs import Mark
 
 _ECHO_SECONDS = 30.0  # how long before its cause an echo can be written
 
@@ -68,7 +69,7 @@ class Blamed:
         }
 
 
-def candidate(mark: Mapping[str, Any], index: int, life: int, ready_at: str | None) -> Candidate | None:
+def candidate(mark: Mark, index: int, life: int, ready_at: str | None) -> Candidate | None:
     """The error that a mark tells of, if it does."""
     name, head = mark["name"], mark.get("head", "")
     chain: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from opsctl.sglang.logs import log_formats
+from opsctl.wire.calls.logs import Mark
 
 _DRAFT = "_draft"
 
@@ -93,7 +94,7 @@ class Life:
         return Start(self.at, self.flags, phases, self.ready_at, self.ended, self.end_reason)
 
 
-def follow(mark: Mapping[str, Any], lives: list[Life]) -> Life | None:
+def follow(mark: Mark, lives: list[Life]) -> Life | None:
     """Add what a mark tells to the life it belongs to, which is the last; to a new one where it begins one."""
     life = _place(mark, lives)
     if life:
@@ -101,7 +102,7 @@ def follow(mark: Mapping[str, Any], lives: list[Life]) -> Life | None:
     return life
 
 
-def _place(mark: Mapping[str, Any], lives: list[Life]) -> Life | None:
+def _place(mark: Mark, lives: list[Life]) -> Life | None:
     """The life that a mark belongs to; a new one where it begins one."""
     name, life = mark["name"], lives[-1] if lives else None
     if name == "start":
@@ -121,7 +122,7 @@ def _place(mark: Mapping[str, Any], lives: list[Life]) -> Life | None:
     return lives[-1] if lives else None
 
 
-def _progress(mark: Mapping[str, Any], life: Life) -> None:
+def _progress(mark: Mark, life: Life) -> None:
     name, at, rank = mark["name"], mark["at"], mark["rank"]
     elapsed = float(mark["elapsed"]) if "elapsed" in mark else None
     if name == "distributed_begin":
@@ -153,11 +154,11 @@ def _progress(mark: Mapping[str, Any], life: Life) -> None:
         life.ended, life.end_reason = at, "crashed"
 
 
-def _interrupted(mark: Mapping[str, Any]) -> bool:
+def _interrupted(mark: Mark) -> bool:
     return mark["name"] == "exception" and any(e.startswith("KeyboardInterrupt") for e in mark["errors"])
 
 
-def _graph(mark: Mapping[str, Any]) -> str:
+def _graph(mark: Mark) -> str:
     return "_".join(["capture_graphs", *mark.get("what", "").lower().split()])
 
 

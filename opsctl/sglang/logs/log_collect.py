@@ -18,6 +18,8 @@ from opsctl.secret import Secret, revealed
 from opsctl.sglang.logs import log_findings, log_parts, log_survey, timeline
 from opsctl.sglang.logs.bundle import Spool
 from opsctl.text import one_line, size
+from opsctl.wire.calls.logs import Entry, Manifest, Part, collect_bundle, logfiles_look
+from opsctl.wire.calls.server import Begun, startlog_of_run
 from opsctl.wire.protocol import Call, Reply
 from opsctl.wire.redact import Redactor, known_values, mask
 
@@ -53,7 +55,7 @@ class Wish:
     exclude: tuple[str, ...] = ()
     more: bool = False
     keep_prompts: bool = False
-    begun: Mapping[str, Any] | None = None
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class _Job:
             except UsageError as error:
                 self.notes.append(f"not masked by its value, only by its form: {error.message}")
 
-    def gather(self, parts: list[log_parts.Part], spool: Spool) -> dict[str, Any]:
+    def gather(self, parts: list[Part], spool: Spool) -> Manifest:
         def take(data: Any, body: bytes) -> None:
             if "part" in data:
                 spool.take(str(data["part"]), body)
@@ -121,14 +123,14 @@ class _Job:
                 read = float(data["read"]) / 1e6
                 self.tell(f"{data['done']} of {data['of']} parts, {read:.0f} MB read", data["done"] / data["of"])
 
-        args = {
-            "parts": parts,
-            "more": self.wish.more,
-            "hosts": [self.source.name],
-            "keep_prompts": self.wish.keep_prompts,
-        }
-        call: Call[Any] = Call("collect.bundle", args, self.sealed())
-        manifest: dict[str, Any] = self.host.call(call, timeout=_LONGEST, on_progress=take).result
+        call = collect_bundle(
+            parts,
+            more=self.wish.more,
+            hosts=[self.source.name],
+            keep_prompts=self.wish.keep_prompts,
+            body=self.sealed(),
+        )
+        manifest: Manifest = self.host.call(call, timeout=_LONGEST, on_progress=take).result
         return manifest
 
     def sealed(self) -> bytes:
@@ -200,7 +202,7 @@ def _judge(job: _Job, server: log_parts.Server, spool: Spool) -> timeline.Summar
     return log
 
 
-def _manifest(told: Mapping[str, Any], job: _Job, label: str, received: int) -> dict[str, Any]:
+def _manifest(told: Manifest, job: _Job, label: str, received: int) -> dict[str, Any]:
     return {
         "opsctl": __version__,
         "host": label,
@@ -214,15 +216,15 @@ def _manifest(told: Mapping[str, Any], job: _Job, label: str, received: int) -> 
             "identities": "masked" if job.wish.more else "kept",
         },
         "travelled": received,
-        "cpu_seconds": told.get("cpu_seconds"),
+        "cpu_seconds": told["cpu_seconds"],
         "notes": job.notes,
         "parts": told["parts"],
     }
 
 
-def _trouble(part: Mapping[str, Any]) -> str:
+def _trouble(part: Entry) -> str:
     if part["error"]:
-        return one_line(str(part["error"]))
+        return one_line(part["error"])
     fine = (0, None, *log_parts.FINE.get(part["name"], ()))
     return "" if part["exit"] in fine else f"exit code {part['exit']}"
 
@@ -237,8 +239,8 @@ def of_run(wish: Wish, host: Asked) -> Wish:
     runs = host.call(Call("history.list", {"limit": 100}), timeout=60).result["runs"]
     run = meant(wish.run, [str(one["run"]) for one in runs], "on this host")
     begun = next(one["begun"] for one in runs if one["run"] == run)
-    now = host.call(Call("logfiles.look"), timeout=60).result["now"]
-    start = host.call(Call("startlog.of_run", {"run": run}), timeout=60).result
+    now = host.call(logfiles_look(), timeout=60).result["now"]
+    start = host.call(startlog_of_run(run), timeout=60).result
     return replace(wish, run=run, since=max(0.0, float(now) - float(begun)) + _BEFORE_RUN, begun=start)
 
 

@@ -6,7 +6,7 @@ Made here of parts that have been redacted already, or of answers that hold sett
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
 from opsctl.sglang.logs import log_lines, timeline
 from opsctl.text import printable
+from opsctl.wire.calls.logs import Scan
 from opsctl.wire.protocol import AgentError, Call, Reply
 
 AskHost = Callable[[Call[Any]], Reply[Any]]
 
 
-def scan(log: Path) -> dict[str, Any]:
+def scan(log: Path) -> Scan:
     """What matters in the part of the log that was collected, see serverlog."""
     from opsctl.agent.logs.serverlog import scan_files
 
@@ -45,7 +46,7 @@ def health(host: str, evidence: str, wanted: Wanted) -> Iterator[tuple[str, str]
         yield "gpus.xml", told
 
 
-def diagnosis(ask: AskHost, log: Mapping[str, Any] | None, port: int | None) -> Iterator[tuple[str, str]]:
+def diagnosis(ask: AskHost, log: Scan | None, port: int | None) -> Iterator[tuple[str, str]]:
     """The drafter's check and what else bears on acceptance. log: the scan of it.
 
     The log is not read again, which takes long, and the server is not asked: it would answer with its keys.

@@ -13,8 +13,9 @@ from typing import Any
 
 from opsctl.errors import UsageError
 from opsctl.text import did_you_mean
+from opsctl.wire.calls.logs import Part
+from opsctl.wire.calls.server import Begun
 
-Part = dict[str, Any]
 DAY = 86400.0
 EVIDENCE = "health-evidence.json"
 # Made here, of what the host told: see log_findings.
@@ -62,9 +63,7 @@ class Server:
     health: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parts(
-    server: Server, since: float | None = None, run: str | None = None, begun: Mapping[str, Any] | None = None
-) -> list[Part]:
+def parts(server: Server, since: float | None = None, run: str | None = None, begun: Begun | None = None) -> list[Part]:
     """All parts of a bundle.
 
     since: seconds back; without it logs of files are not cut and the others go a day back. begun: the mark of a start,
@@ -106,21 +105,28 @@ def check_names(names: Collection[str]) -> None:
             raise UsageError(f"there is no part {name!r}", hint=did_you_mean(name, known))
 
 
-def _log(server: Server, since: float | None, back: float, begun: Mapping[str, Any] | None) -> list[Part]:
+def _log(server: Server, since: float | None, back: float, begun: Begun | None) -> list[Part]:
     found: list[Part] = []
     if server.logs:
-        cut = {"begun": dict(begun)} if begun else {"since": since} if since else {}
-        found.append({"name": "server.log", "logs": list(server.logs)} | cut)
-    long: Part = {"seconds": 120.0, "window": 4 << 20, "tail": 24 << 20}
+        part: Part = {"name": "server.log", "logs": list(server.logs)}
+        if begun:
+            part["begun"] = begun
+        elif since:
+            part["since"] = since
+        found.append(part)
     if server.unit:
         argv = ["journalctl", *_scope(server, "--user-unit", "--unit"), "-o", "short-iso", "--no-pager"]
         argv.append(f"--since=@{begun['at']:.6f}" if begun else _since(back))
-        found.append({"name": "journal.log", "argv": argv} | long)
+        found.append(_long("journal.log", argv))
     if server.container:
         since_then = f"{begun['at']:.6f}" if begun else f"{back:.0f}s"
         argv = ["docker", "logs", "--since", since_then, server.container]
-        found.append({"name": "container.log", "argv": argv} | long)
+        found.append(_long("container.log", argv))
     return found
+
+
+def _long(name: str, argv: list[str]) -> Part:
+    return {"name": name, "argv": argv, "seconds": 120.0, "window": 4 << 20, "tail": 24 << 20}
 
 
 def _scope(server: Server, user: str, system: str) -> list[str]:

@@ -11,6 +11,8 @@ from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
 from opsctl.sglang.diagnosis import gather
 from opsctl.sglang.logs.log_parts import Server
+from opsctl.wire.calls.logs import logfiles_look
+from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import Call, Reply
 
 Settings = Mapping[str, Any]
@@ -24,7 +26,7 @@ def survey(
 
     settings: the host's `sglang` section. source: also find out where its code is, where they do not say so.
     """
-    process = _running(ask(Call("servers.find", {"locate": source})).result, settings)
+    process = _running(ask(servers_find(locate=source)).result, settings)
     unit, container = settings.get("unit"), settings.get("container")
     user_unit = settings.get("unit_scope") == "user"
     if process and not unit and not settings.get("launch") and not process["container"]:
@@ -48,13 +50,13 @@ def survey(
 def files(ask: Callable[[Call[Any]], Reply[Any]], log: str) -> Sequence[str]:
     """The files of a log, oldest first; the log's own name where nothing is found, so that its absence is told."""
     try:
-        found = [file["path"] for file in ask(Call("logfiles.look", {"path": log})).result["files"]]
+        found = [file["path"] for file in ask(logfiles_look(log)).result["files"]]
     except RemoteError:
         found = []
     return found or [log]
 
 
-def _running(servers: Sequence[Mapping[str, Any]], settings: Settings) -> Mapping[str, Any] | None:
+def _running(servers: Sequence[ServerProcess], settings: Settings) -> ServerProcess | None:
     """The server that is meant: the one on its port. Another one only where the inventory says nothing of a server."""
     expected = next((s for s in servers if gather.port_of(s) == settings.get("port")), None)
     if expected is None and servers and not any(settings.get(key) for key in _DESCRIBES):

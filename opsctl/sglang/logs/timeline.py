@@ -1,6 +1,6 @@
 """What happened, when: the marks of a log scan put in order. Pure: plain data in, plain data out.
 
-`build(scan)` takes what `opsctl.agent.logs.serverlog` gives; `document(summary)` is the JSON of `opsctl logs summary`.
+`build(scan)` takes the scan of a log; `document(summary)` is the JSON of `opsctl logs summary`.
 Times are the log's own text: the host's local time, as SGLang writes it.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from opsctl.sglang.logs import log_formats
 from opsctl.sglang.logs.blame import Blamed, Candidate, blame, candidate
 from opsctl.sglang.logs.lives import Life, Start, between, follow
+from opsctl.wire.calls.logs import Decode, Mark, Rank, Scan
 
 MOST_EVENTS = 400
 
@@ -30,14 +31,14 @@ class Event:
 class Summary:
     version: str | None
     starts: tuple[Start, ...]
-    decode: Mapping[str, Any]
+    decode: Decode
     first_error: Blamed | None
     events: tuple[Event, ...]
-    ranks: Mapping[str, Any]
+    ranks: Mapping[str, Rank]
     log: Mapping[str, Any]
 
 
-def build(scan: Mapping[str, Any], *, current: bool = False) -> Summary:
+def build(scan: Scan, *, current: bool = False) -> Summary:
     """The timeline of one log. current: blame nothing but an error of the last start; an earlier one's is an event."""
     lives: list[Life] = []
     candidates: list[Candidate] = []
@@ -72,7 +73,8 @@ def build(scan: Mapping[str, Any], *, current: bool = False) -> Summary:
 def document(summary: Summary) -> dict[str, Any]:
     """The summary as the machine interface has it."""
     decode = summary.decode
-    accept, throughput = decode["accept_length"] or {}, decode["throughput"] or {}
+    accept: Mapping[str, Any] = decode["accept_length"] or {}
+    throughput: Mapping[str, Any] = decode["throughput"] or {}
     error = summary.first_error
     return {
         "version": summary.version,
@@ -102,7 +104,7 @@ def document(summary: Summary) -> dict[str, Any]:
     }
 
 
-def series(decode: Mapping[str, Any]) -> list[dict[str, Any]]:
+def series(decode: Decode) -> list[dict[str, Any]]:
     """Acceptance and throughput over time, to plot: {at, lines, accept, throughput} per bucket of `bucket_seconds`."""
     epoch = datetime(1970, 1, 1)
     return [{**point, "at": str(epoch + timedelta(seconds=point["at"]))} for point in decode["series"]]
@@ -111,15 +113,16 @@ def series(decode: Mapping[str, Any]) -> list[dict[str, Any]]:
 _END = {"exception", "child_failed", "child_exit", "watchdog"}
 
 
-def _dated(marks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _dated(marks: Sequence[Mark]) -> list[Mark]:
     """A line without a time of its own, just before the end of a process, has the time of that end."""
-    dated: list[Mapping[str, Any]] = []
-    later: Mapping[str, Any] | None = None
+    dated: list[Mark] = []
+    end: Mark | None = None  # what follows is an end, or such a line before one
     for mark in reversed(marks):
-        if mark.get("loose") and later is not None and (later["name"] in _END or later.get("dated")):
-            mark = {**mark, "at": later["at"], "dated": True}
+        if mark.get("loose") and end is not None:
+            mark = {**mark, "at": end["at"]}
+        else:
+            end = mark if mark["name"] in _END else None
         dated.append(mark)
-        later = mark
     return dated[::-1]
 
 
@@ -127,9 +130,7 @@ _STEPS = {"distributed_begin", "load_begin", "load_end", "pool_end", "graph_begi
 _SOON = 60.0  # seconds from an error to the end that it explains
 
 
-def _confirm(
-    candidates: Sequence[Candidate], lives: Sequence[Life], marks: Sequence[Mapping[str, Any]]
-) -> list[Candidate]:
+def _confirm(candidates: Sequence[Candidate], lives: Sequence[Life], marks: Sequence[Mark]) -> list[Candidate]:
     """The candidates that cost the server its life: deadly by themselves, or followed by nothing but the end."""
     steps = [index for index, mark in enumerate(marks) if mark["name"] in _STEPS]
     next_start = [index for index, mark in enumerate(marks) if mark["name"] == "start"]
@@ -161,7 +162,7 @@ def _end_by(one: Candidate, lives: Sequence[Life]) -> None:
         life.ended, life.end_reason = life.ended if life.end_reason else one.at, "killed" if violent else "crashed"
 
 
-def _event(mark: Mapping[str, Any], found: Candidate | None) -> Event | None:
+def _event(mark: Mark, found: Candidate | None) -> Event | None:
     name, at, rank = mark["name"], mark["at"], mark["rank"]
     if found:
         kind = "request_error" if found.harmless else found.kind

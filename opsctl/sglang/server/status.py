@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from opsctl.sglang.server import launch
 from opsctl.sglang.server.served import ServerInfo, placed
 from opsctl.text import duration, size
 from opsctl.wire import command_line
+from opsctl.wire.calls.server import ServerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Status:
 
 
 def status(
-    process: Mapping[str, Any],
+    process: ServerProcess,
     info: ServerInfo | None,
     *,
     refusal: str | None = None,
