@@ -25,7 +25,7 @@ demo: $(READY)
 	@$(BIN)/opsctl practice demo
 
 test: $(READY) sshd
-	$(BIN)/pytest -n auto -m "not sglang" $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --dist worksteal -m "not sglang" $(PYTEST_ARGS)
 
 test-sglang: $(READY) sshd
 	$(BIN)/python tests/real/kit/environment.py
