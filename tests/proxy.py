@@ -18,9 +18,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-def fewest(turns: Callable[[], int]) -> int:
-    """What the protocol costs: the fewest of three counts. A machine may stall for longer than a proxy gathers."""
-    return min(turns() for _ in range(3))
+def fewest(turns: Callable[[], int], enough: int = 0) -> int:
+    """What the protocol costs: the fewest of three counts, or the first of at most `enough`.
+
+    A machine may stall for longer than a proxy gathers: a count may be too high, and is never too low.
+    """
+    counts: list[int] = []
+    while len(counts) < 3 and (not counts or counts[-1] > enough):
+        counts.append(turns())
+    return min(counts)
 
 
 class Proxy:

@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,18 @@ def staging(host: RemoteHost, tmp_path: Path) -> Staging:
     return Staging(host, tmp_path / "weights")
 
 
+@cache
+def noise(seed: str | int, size: int) -> bytes:
+    """Bytes that cannot be compressed."""
+    return random.Random(seed).randbytes(size)
+
+
 def drafter(folder: Path, **seeds: int) -> Path:
     """Three tensors of 3, 9 and 2 MiB; a seed each decides their content."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {"embed_tokens.weight": 9 * MIB, "fc.weight": 3 * MIB, "lm_head.weight": 2 * MIB}
     tensors = {
-        name: Raw("U8", [size], random.Random(f"{name} {seeds.get(name.partition('.')[0], 0)}").randbytes(size))
+        name: Raw("U8", [size], noise(f"{name} {seeds.get(name.partition('.')[0], 0)}", size))
         for name, size in sizes.items()
     }
     write_safetensors(folder / "model.safetensors", tensors)
@@ -220,7 +227,7 @@ def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
     make_host: MakeHost, slow_link: Callable[[float], Proxy], sshd: Sshd, tmp_path: Path, then: str
 ) -> None:
     source = drafter(tmp_path / "source")
-    (source / "more.bin").write_bytes(random.Random(1).randbytes(96 * MIB))
+    (source / "more.bin").write_bytes(noise(1, 96 * MIB))
     proxy = slow_link(0.0)
     lossy = Staging(make_host(port=proxy.port, host_key=str(sshd.host_key)), tmp_path / "weights")
 
@@ -231,7 +238,7 @@ def test_a_cut_connection_leaves_nothing_visible_and_the_next_run_goes_on(
         for file in source.iterdir():
             os.utime(file)
     if then == "changed":
-        (source / "more.bin").write_bytes(random.Random(2).randbytes(96 * MIB))
+        (source / "more.bin").write_bytes(noise(2, 96 * MIB))
     result = Staging(make_host(), tmp_path / "weights").run(path=str(source))
     assert contents(result["release"]) == contents(source)
     # Of 110 MiB 60 had arrived; what was cut in the middle of a chunk travels again.
@@ -298,7 +305,7 @@ def test_much_travels_over_connections_of_their_own_where_ssh_is_there(
     staging: Staging, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     source = drafter(tmp_path / "source")
-    (source / "more.bin").write_bytes(random.Random(1).randbytes(96 * MIB))
+    (source / "more.bin").write_bytes(noise(1, 96 * MIB))
     if how == "channels alone":
         monkeypatch.setenv("PATH", str(tmp_path))
     if "TMPDIR" in how:
