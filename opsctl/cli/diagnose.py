@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.cli.options import HostOption, InventoryOption
 from opsctl.errors import Exit
 from opsctl.text import printable
 

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.cli import asked
-from opsctl.cli.hosts import HostOption, InventoryOption
-from opsctl.cli.playing import (
-    CheckOption,
-    ExitCodeOption,
-    JunitOption,
-    LockWaitOption,
-    OutputOption,
-    Showing,
-    SummaryOption,
-    VerboseOption,
-    YesOption,
-    play,
-)
+from opsctl.cli.options import As, Asked, InventoryOption, JunitOption, OutputOption, SummaryOption, runs
+from opsctl.cli.playing import play
 from opsctl.cli.reporting import Reporting
 from opsctl.errors import Exit, UsageError
 
@@ -34,11 +21,6 @@ if TYPE_CHECKING:
     from opsctl.sglang.diagnosis.drafting import Met
 
 app = typer.Typer(no_args_is_help=True, help="Check, compare, convert and stage EAGLE-3 draft models.")
-
-
-class Fetcher(StrEnum):
-    CONTROLLER = "controller"
-    HOST = "host"
 
 
 _JSON = typer.Option(False, "--json", help="Print one JSON object.")
@@ -196,59 +178,37 @@ def compare(
 
 
 @app.command()
+@runs(
+    "stage-drafter",
+    {"accept_findings": As("--force", "FINDING"), "keep": As(min=0)},
+    hidden=("drafter", "there", "source"),
+)
 def stage(
-    path: str = typer.Argument(
-        help="The drafter's folder: PATH, HOST:PATH for one that lies on the host already, an https address, or "
-        "ORG/NAME@REVISION of the Hugging Face hub (HF_TOKEN and HF_ENDPOINT count)."
-    ),
-    host: HostOption = None,
-    inventory: InventoryOption = None,
-    fetch_on: Annotated[
-        Fetcher | None, typer.Option("--fetch-on", help="Who fetches it from the web (default: the controller).")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the draft model on the host (default: the folder's).")
-    ] = None,
-    keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="Earlier releases that stay (default 3); one in service does.")
-    ] = None,
-    force: Annotated[
-        list[str] | None,
-        typer.Option("--force", metavar="FINDING", help="Stage in spite of this finding of the drafter check."),
-    ] = None,
-    follow_links: bool = _LINKS,
-    check: CheckOption = False,
-    exit_code: ExitCodeOption = False,
-    yes: YesOption = False,
-    lock_wait: LockWaitOption = "0s",
-    output: OutputOption = "human",
-    verbose: VerboseOption = False,
+    asked: Asked,
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="The drafter's folder: PATH, HOST:PATH for one that lies on the host already, an https address, or "
+            "ORG/NAME@REVISION of the Hugging Face hub (HF_TOKEN and HF_ENDPOINT count)."
+        ),
+    ],
 ) -> int:
     """Bring a drafter to a host as a release, moving only what changed. What is in service stays in service."""
     from opsctl.cli.drafter_places import Place, from_web, place
 
     web = from_web(path)
-    if fetch_on and not web:
+    if "fetch_on" in asked.given and not web:
         raise UsageError(f"--fetch-on is for what comes from the web, and {path} is a folder")
     source = place(path) if web is None else Place(None, web)
-    if source.host and host and source.host != host:
+    if source.host and asked.host and source.host != asked.host:
         raise UsageError(
-            f"the folder lies on {source.host}, and --host is {host}",
+            f"the folder lies on {source.host}, and --host is {asked.host}",
             hint="copy it here first, then stage it from here",
         )
-    params = {
-        "source" if web else "drafter" if source.host is None else "there": source.path,
-        "fetch_on": fetch_on.value if fetch_on else None,
-        "name": name or (source.path.partition("@")[0].rstrip("/").rpartition("/")[2] if web else None),
-        "keep": keep,
-        "accept_findings": force or None,
-        "follow_links": follow_links or None,
-    }
-    options = asked.playbook(
-        "stage-drafter", params, inventory=inventory, host=source.host or host, lock_wait=lock_wait, check=check,
-        exit_code=exit_code, yes=yes,
-    )  # fmt: skip
-    return play(options, Showing(output, None, verbose))
+    params = {"source" if web else "drafter" if source.host is None else "there": source.path}
+    if web:
+        params["name"] = web.partition("@")[0].rstrip("/").rpartition("/")[2]
+    return play(asked.options(limit=source.host or asked.host, params=params), asked.showing)
 
 
 @app.command()

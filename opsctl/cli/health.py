@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from opsctl.cli.hosts import HostOption, InventoryOption, chosen, tell_errors
-from opsctl.cli.reporting import JunitOption, OutputOption, Reporting, SummaryOption, lost_hosts
+from opsctl.cli.hosts import chosen, tell_errors
+from opsctl.cli.options import HostOption, InventoryOption, JunitOption, OutputOption, SummaryOption
+from opsctl.cli.reporting import Reporting, lost_hosts
 from opsctl.errors import Exit, UsageError
 from opsctl.secret import mask
 from opsctl.text import printable

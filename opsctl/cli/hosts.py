@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import typer
 
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from opsctl.remote.agent_client import Pending
     from opsctl.remote.host import RemoteHost
     from opsctl.wire.protocol import Call
-
-InventoryOption = Annotated[
-    str | None,
-    typer.Option("--inventory", "-i", metavar="FILE", help="Inventory (default: inventory.yaml here or above)."),
-]
-HostOption = Annotated[
-    str | None,
-    typer.Option(
-        "--host", "--limit", "-H", metavar="PATTERN", help="Hosts and groups: a:b either, a:&b both, a:!c not."
-    ),
-]
 
 T = TypeVar("T")
 _AT_ONCE = 32

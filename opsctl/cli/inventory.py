@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
+from opsctl.cli.hosts import chosen, on_each, tell_errors
+from opsctl.cli.options import HostOption, InventoryOption
 from opsctl.errors import Exit, HostKeyError, UsageError
 from opsctl.text import printable
 

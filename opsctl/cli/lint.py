@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from opsctl.cli.hosts import InventoryOption
+from opsctl.cli.options import InventoryOption
 from opsctl.errors import Exit, OpsctlError, Place
 from opsctl.text import printable
 

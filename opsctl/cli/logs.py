@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli import asked
-from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.cli.options import HostOption, InventoryOption, duration
 from opsctl.errors import Exit, RemoteError, Unreadable, UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +52,14 @@ def collect(
         raise UsageError("--since and --run both say how far back", hint="give one of them")
     if redact not in (None, "more"):
         raise UsageError(f"--redact {redact} is not known", hint="the usual is always masked; --redact more masks more")
-    wish = Wish(duration(since), run, tuple(include or ()), tuple(exclude or ()), redact == "more", keep_prompts)
+    wish = Wish(
+        duration("--since", since) if since else None,
+        run,
+        tuple(include or ()),
+        tuple(exclude or ()),
+        redact == "more",
+        keep_prompts,
+    )
     check_names([*wish.include, *wish.exclude])
     return run_collect(load(inventory).select(host or "all"), wish, output, as_json=as_json)
 
@@ -153,11 +159,6 @@ def _no_log(file: Path, lines: int) -> Unreadable:
         return Unreadable(f"{file} is UTF-16 text", hint=f"make it UTF-8 first: iconv -f UTF-16 -t UTF-8 {file}")
     what = f"nothing in its {lines} lines is a server's" if lines else "it is empty"
     return Unreadable(f"{file} is no log of an SGLang server: {what}", hint="`opsctl logs collect` finds the right one")
-
-
-def duration(given: str | None) -> float | None:
-    """--since in seconds. Raises UsageError."""
-    return None if given is None else asked.duration("--since", given)
 
 
 def _show(found: dict[str, Summary]) -> None:

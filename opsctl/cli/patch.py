@@ -6,26 +6,13 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli import asked
-from opsctl.cli.hosts import HostOption, InventoryOption, chosen, on_each, tell_errors
-from opsctl.cli.playing import (
-    CheckOption,
-    DiffOption,
-    ExitCodeOption,
-    HtmlOption,
-    JunitOption,
-    LockWaitOption,
-    OutputOption,
-    Showing,
-    SummaryOption,
-    VerboseOption,
-    YesOption,
-    play,
-)
+from opsctl.cli.hosts import chosen, on_each, tell_errors
+from opsctl.cli.options import As, Asked, JunitOption, OutputOption, SummaryOption, runs
+from opsctl.cli.playing import play
 from opsctl.cli.reporting import Reporting, lost_hosts
 from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
@@ -93,38 +80,17 @@ def check(
 
 
 @app.command()
+@runs(
+    "patch-sglang",
+    {"checkout": As("--tree", "FOLDER"), "target": As("--for-target", "CLASS"), "patches": As(metavar="[PATCH]...")},
+    argument="patches",
+    hidden=("state",),
+)
 def sglang(
-    patches: Annotated[list[str] | None, typer.Argument(metavar="[PATCH]...", help="Default: all that apply.")] = None,
-    inventory: InventoryOption = None,
-    host: HostOption = None,
-    tree: Annotated[
-        str | None, typer.Option("--tree", metavar="FOLDER", help="The tree on the host (default: its checkout).")
-    ] = None,
-    own: Annotated[Path | None, _OWN] = None,
-    for_target: Annotated[
-        str | None, typer.Option("--for-target", metavar="CLASS", help="Only what this target model class needs.")
-    ] = None,
+    asked: Asked,
     status: Annotated[bool, typer.Option("--status", help="Tell how the tree stands, and change nothing.")] = False,
     revert: Annotated[bool, typer.Option("--revert", help="Take patches back, byte for byte.")] = False,
-    commit: Annotated[str | None, typer.Option("--commit", help="Pin the checkout to this commit first.")] = None,
-    repo: Annotated[
-        str | None, typer.Option("--repo", help="Where to fetch the commit from (default: origin).")
-    ] = None,
-    keep_local_changes: Annotated[
-        Literal["refuse", "save"], typer.Option("--keep-local-changes", help="save: --revert brings them back.")
-    ] = "refuse",
-    restart: Annotated[bool, typer.Option("--restart", help="Restart the server when its source has changed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --status: one JSON object on standard output.")] = False,
-    check: CheckOption = False,
-    exit_code: ExitCodeOption = False,
-    diff: DiffOption = None,
-    yes: YesOption = False,
-    lock_wait: LockWaitOption = "0s",
-    output: OutputOption = "human",
-    junit: JunitOption = None,
-    summary: SummaryOption = None,
-    html: HtmlOption = None,
-    verbose: VerboseOption = False,
 ) -> int:
     """Bring the SGLang source of hosts to the state EAGLE-3 needs, prove it, or take that back.
 
@@ -136,37 +102,27 @@ def sglang(
 
       opsctl patch sglang --revert eagle3-fc-guard
     """
-    _demand_class(for_target)
-    _demand_one_thing(status=status, revert=revert, as_json=as_json, commit=commit)
+    given, showing = asked.given, asked.showing
+    names, tree, target = given.get("patches") or [], given.get("checkout"), given.get("target")
+    own = Path(given["own"]) if "own" in given else None
+    _demand_class(target)
+    _demand_one_thing(status=status, revert=revert, as_json=as_json, commit=given.get("commit"))
     if status:
-        reporting = Reporting("patch sglang --status", output, junit, summary, as_json)
+        reporting = Reporting("patch sglang --status", showing.output, showing.junit, showing.summary, as_json)
         with reporting.errors():
-            done = _statuses(inventory, host, patches or [], tree, for_target, own)
-        return _tell_status(done, reporting, diff=bool(diff))
-    from opsctl.cli.patch_hosts import PLAYBOOK, own_patches, undo_runs
+            done = _statuses(asked.inventory, asked.host, names, tree, target, own)
+        return _tell_status(done, reporting, diff=bool(showing.diff))
+    from opsctl.cli.patch_hosts import own_patches, undo_runs
 
     if not revert:  # what was applied under a name, the host knows
-        own_patches(own, patches or ())
-    params = {
-        "patches": patches or None,
-        "checkout": tree,
-        "own": str(own.absolute()) if own else None,
-        "target": for_target,
-        "commit": commit,
-        "repo": repo,
-        "keep_local_changes": keep_local_changes,
-        "state": "reverted" if revert else "applied",
-        "restart": restart,
-    }
-    options = asked.playbook(
-        PLAYBOOK, params, inventory=inventory, host=host, lock_wait=lock_wait, check=check, exit_code=exit_code,
-        yes=yes,
-    )  # fmt: skip
-    if revert and not patches:
-        undone = undo_runs(chosen(inventory, host), tree, check=check, err=output != "human")
+        own_patches(own, names)
+    options = asked.options({"state": "reverted"} if revert else {})
+    if revert and not names:
+        hosts = chosen(asked.inventory, asked.host)
+        undone = undo_runs(hosts, tree, check=asked.check, err=showing.output != "human")
         if undone is not Exit.DONE:
             return undone
-    return play(options, Showing(output, diff, verbose, junit, summary, html))
+    return play(options, showing)
 
 
 def _demand_class(name: str | None) -> None:

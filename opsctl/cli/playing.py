@@ -8,66 +8,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from opsctl.cli.options import Output, Showing
 from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.secret import Secret
 
 if TYPE_CHECKING:
     from opsctl.engine.events import Event
     from opsctl.engine.options import Options
-
-Output = Literal["human", "jsonl", "github", "gitlab"]
-
-OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", envvar="OPSCTL_OUTPUT", help="How to show what happens.")
-]
-JunitOption = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write a JUnit XML report.")]
-SummaryOption = Annotated[
-    Path | None,
-    typer.Option("--summary", metavar="FILE", envvar="OPSCTL_SUMMARY", help="Append a Markdown summary."),
-]
-HtmlOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write the run as an HTML page.")]
-CheckOption = Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")]
-DiffOption = Annotated[
-    bool | None, typer.Option("--diff/--no-diff", help="Show what changes in files (default: in check mode).")
-]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-AdoptOption = Annotated[
-    bool, typer.Option("--adopt", help="Take over an SGLang server that opsctl did not start; rollback restarts it.")
-]
-LockWaitOption = Annotated[
-    str, typer.Option("--lock-wait", metavar="DURATION", help="How long to wait for another operator to finish.")
-]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show everything, unchanged tasks and times too.")]
-ExitCodeOption = Annotated[
-    bool,
-    typer.Option(
-        "--exit-code",
-        help="With --check: end with 3 when something would change, 14 when that cannot be told, 0 when nothing would.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Showing:
-    """How to show a run, and which reports to write."""
-
-    output: Output = "human"
-    diff: bool | None = None
-    verbose: bool = False
-    junit: Path | None = None
-    summary: Path | None = None
-    html: Path | None = None
-
-
-AskBecomeOption = Annotated[
-    bool, typer.Option("--ask-become-password", "-K", help="Ask once for the sudo password of the hosts.")
-]
 
 
 def become_password() -> Secret:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.cli.hosts import HostOption, InventoryOption
-from opsctl.cli.playing import YesOption
-from opsctl.cli.reporting import JunitOption, OutputOption, Reporting, SummaryOption
+from opsctl.cli.options import HostOption, InventoryOption, JunitOption, OutputOption, SummaryOption, YesOption
+from opsctl.cli.reporting import Reporting
 from opsctl.errors import Exit, UsageError
 from opsctl.secret import remember
 from opsctl.text import printable

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from opsctl.cli.hosts import InventoryOption
+from opsctl.cli.options import InventoryOption
 from opsctl.errors import Exit, UsageError
 
 app = typer.Typer()

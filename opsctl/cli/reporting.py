@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from opsctl.cli.playing import JunitOption, Output, OutputOption, SummaryOption, write_file
+from opsctl.cli.options import Output
+from opsctl.cli.playing import write_file
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.secret import mask, revealed
 from opsctl.text import printable
@@ -19,8 +20,6 @@ from opsctl.text import printable
 if TYPE_CHECKING:
     from opsctl.cli.hosts import Done
     from opsctl.findings import Finding
-
-__all__ = ["JunitOption", "Output", "OutputOption", "Reporting", "SummaryOption", "lost_hosts"]
 
 T = TypeVar("T")
 

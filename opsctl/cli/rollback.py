@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli.hosts import Done, HostOption, InventoryOption, chosen, on_each, tell_errors
-from opsctl.cli.playing import DiffOption, YesOption, ask
+from opsctl.cli.hosts import Done, chosen, on_each, tell_errors
+from opsctl.cli.options import DiffOption, HostOption, InventoryOption, YesOption
+from opsctl.cli.playing import ask
 from opsctl.errors import Conflict, Exit, UsageError
 from opsctl.runname import LAST, meant
 from opsctl.text import few, printable

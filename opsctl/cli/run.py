@@ -6,25 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli import asked
-from opsctl.cli.hosts import InventoryOption
-from opsctl.cli.playing import (
-    AskBecomeOption,
-    CheckOption,
-    DiffOption,
-    ExitCodeOption,
-    HtmlOption,
-    JunitOption,
-    LockWaitOption,
-    OutputOption,
-    Showing,
-    SummaryOption,
-    VerboseOption,
-    YesOption,
-    become_password,
-    play,
-    tell_usage,
-)
+from opsctl.cli.options import Asked, runs
+from opsctl.cli.playing import become_password, play, tell_usage
 from opsctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,10 +17,11 @@ app = typer.Typer()
 
 
 @app.command()
+@runs()
 def run(
+    asked: Asked,
     playbook: Annotated[str, typer.Argument(help="A file, or the name of a playbook in playbooks/ or a shipped one.")],
-    inventory: InventoryOption = None,
-    limit: Annotated[
+    host: Annotated[
         str | None, typer.Option("--limit", "--host", "-l", metavar="PATTERN", help="Only these of the play's hosts.")
     ] = None,
     extra: Annotated[
@@ -55,18 +39,10 @@ def run(
         str | None,
         typer.Option("--resume", metavar="RUN", help="Go on with a run that stopped; `last`: the newest."),
     ] = None,
-    check: CheckOption = False,
-    exit_code: ExitCodeOption = False,
-    diff: DiffOption = None,
-    yes: YesOption = False,
-    ask_become: AskBecomeOption = False,
-    lock_wait: LockWaitOption = "0s",
+    ask_become: Annotated[
+        bool, typer.Option("--ask-become-password", "-K", help="Ask once for the sudo password of the hosts.")
+    ] = False,
     forks: Annotated[int, typer.Option("--forks", "-f", min=1, help="Hosts worked on at a time.")] = 32,
-    output: OutputOption = "human",
-    junit: JunitOption = None,
-    summary: SummaryOption = None,
-    html: HtmlOption = None,
-    verbose: VerboseOption = False,
 ) -> int:
     """Run a playbook.
 
@@ -76,20 +52,19 @@ def run(
 
       opsctl run health --check --exit-code
     """
-    from opsctl.engine.options import Options, parse_given
+    from opsctl.engine.options import parse_given
 
-    options = Options(
-        playbook=playbook, inventory=inventory, limit=limit, given=parse_given(extra or (), strings or ()),
-        tags=_words(tags), skip_tags=_words(skip_tags), start_at=start_at, check=check, exit_code=exit_code, yes=yes,
-        lock_wait=asked.duration("--lock-wait", lock_wait), at_once=forks,
+    options = asked.options(
+        playbook=playbook, given=parse_given(extra or (), strings or ()), tags=_words(tags),
+        skip_tags=_words(skip_tags), start_at=start_at, at_once=forks,
     )  # fmt: skip
     if resume is not None:
         options = _resuming(options, resume)
     try:
         password = become_password() if ask_become else None
-        return play(options, Showing(output, diff, verbose, junit, summary, html), password)
+        return play(options, asked.showing, password)
     except UsageError as error:
-        tell_usage(error, output)
+        tell_usage(error, asked.showing.output)
         raise
 
 

@@ -10,29 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli import asked
-from opsctl.cli.hosts import HostOption, InventoryOption
-from opsctl.cli.playing import (
-    AdoptOption,
-    CheckOption,
-    DiffOption,
-    LockWaitOption,
-    OutputOption,
-    Showing,
-    VerboseOption,
-    YesOption,
-    play,
-)
+from opsctl.cli.options import Asked, HostOption, InventoryOption, duration, runs
+from opsctl.cli.playing import play
 from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.sglang.server.status import Status
 
 app = typer.Typer(no_args_is_help=True, help="The SGLang servers of hosts: status, start, stop, restart, wait.")
-
-ReadyOption = Annotated[
-    str | None, typer.Option("--ready-timeout", metavar="DURATION", help="Longest time from start to first token.")
-]
 
 
 @app.command()
@@ -76,60 +61,24 @@ def _show(name: str, servers: list[Status]) -> None:
 
 
 @app.command()
-def start(
-    host: HostOption = None,
-    inventory: InventoryOption = None,
-    ready_timeout: ReadyOption = None,
-    adopt: AdoptOption = False,
-    check: CheckOption = False,
-    diff: DiffOption = None,
-    lock_wait: LockWaitOption = "0s",
-    output: OutputOption = "human",
-    verbose: VerboseOption = False,
-) -> int:
+@runs("start-server")
+def start(asked: Asked) -> int:
     """Start the server as the inventory describes it, and wait for its first token (playbook start-server)."""
-    params = {"ready_timeout": ready_timeout, "adopt": adopt or None}
-    options = asked.playbook("start-server", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check)
-    return play(options, Showing(output, diff, verbose))
+    return play(asked.options(), asked.showing)
 
 
 @app.command()
-def restart(
-    host: HostOption = None,
-    inventory: InventoryOption = None,
-    ready_timeout: ReadyOption = None,
-    adopt: AdoptOption = False,
-    check: CheckOption = False,
-    diff: DiffOption = None,
-    lock_wait: LockWaitOption = "0s",
-    output: OutputOption = "human",
-    verbose: VerboseOption = False,
-) -> int:
+@runs("restart-server")
+def restart(asked: Asked) -> int:
     """Restart the server; one that does not come up gives way to the one before (playbook restart-server)."""
-    params = {"ready_timeout": ready_timeout, "adopt": adopt or None}
-    options = asked.playbook("restart-server", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check)
-    return play(options, Showing(output, diff, verbose))
+    return play(asked.options(), asked.showing)
 
 
 @app.command()
-def stop(
-    host: HostOption = None,
-    inventory: InventoryOption = None,
-    stop_wait: Annotated[
-        str | None, typer.Option("--stop-wait", metavar="DURATION", help="How long running requests may take.")
-    ] = None,
-    check: CheckOption = False,
-    yes: YesOption = False,
-    lock_wait: LockWaitOption = "0s",
-    output: OutputOption = "human",
-    verbose: VerboseOption = False,
-) -> int:
+@runs("stop-server")
+def stop(asked: Asked) -> int:
     """Let requests finish, stop the server, wait until its GPU memory is free (playbook stop-server)."""
-    params = {"stop_wait": stop_wait}
-    options = asked.playbook(
-        "stop-server", params, inventory=inventory, host=host, lock_wait=lock_wait, check=check, yes=yes
-    )
-    return play(options, Showing(output, None, verbose))
+    return play(asked.options(), asked.showing)
 
 
 @app.command()
@@ -147,7 +96,7 @@ def wait(
     from opsctl.cli.hosts import chosen, on_each, tell_errors
     from opsctl.cli.server_look import wait as wait_for
 
-    limit, still = asked.duration("--timeout", timeout), asked.duration("--stall", stall)
+    limit, still = duration("--timeout", timeout), duration("--stall", stall)
     done = on_each(
         chosen(inventory, host), lambda remote, one: wait_for(remote, one, port or one.sglang.port, limit, still)
     )

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from opsctl.cli.hosts import HostOption, InventoryOption, on_one, the_host
+from opsctl.cli.hosts import on_one, the_host
+from opsctl.cli.options import HostOption, InventoryOption
 from opsctl.errors import Exit
 from opsctl.runname import LAST, meant
 from opsctl.text import printable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.cli.hosts import HostOption, InventoryOption
+from opsctl.cli.options import HostOption, InventoryOption
 from opsctl.errors import UsageError
 from opsctl.text import one_line, printable
 

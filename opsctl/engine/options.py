@@ -77,7 +77,7 @@ def parse_given(extra: Iterable[str], strings: Iterable[str] = ()) -> dict[str, 
             given |= {_name(k, word): Given(v, source=source) for k, v in source.value.items()}
             continue
         name, text = _split(word, "-e")
-        given[name] = _tagged(text) if text.startswith("!") else Given(text, open=True)
+        given[name] = tagged(text) if text.startswith("!") else Given(text, open=True)
     for word in strings:
         name, text = _split(word, "--set-string")
         given[name] = Given(text)
@@ -97,7 +97,7 @@ def _name(name: str, word: str) -> str:
     return name
 
 
-def _tagged(text: str) -> Given:
+def tagged(text: str) -> Given:
     """A value that says where it comes from: `!env NAME`. Any other text that begins with ! is just text."""
     from opsctl.secret_sources import TAGS
     from opsctl.yaml_source import parse_yaml

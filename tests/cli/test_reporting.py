@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from opsctl.cli.main import run, tell
-from opsctl.cli.reporting import Output, Reporting
+from opsctl.cli.options import Output
+from opsctl.cli.reporting import Reporting
 from opsctl.engine.events import Note
 from opsctl.errors import Exit, Place, RemoteError
 from opsctl.findings import Finding

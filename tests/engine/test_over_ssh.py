@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from opsctl.cli import early
-from opsctl.cli.playing import Showing, play
+from opsctl.cli.options import Showing
+from opsctl.cli.playing import play
 from opsctl.engine import known
 from opsctl.engine.events import Event, HostEnded, UndoStep
 from opsctl.engine.options import Options
