@@ -210,9 +210,6 @@ def _ask_openssh(ssh: str, host: str, config: str | None, user: str | None, port
 
 def _ask_fabric(host: str, config: str | None) -> Options:
     """What fabric reads of the file that was named, else of the user's and the system's, where OpenSSH is missing."""
-    from opsctl.remote import lean_paramiko
-
-    lean_paramiko.complete()
     from fabric import Config
 
     named = str(Path(config).expanduser()) if config else None
