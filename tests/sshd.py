@@ -51,6 +51,7 @@ class Sshd:
             "MaxStartups 200",
             "MaxSessions 100",
             "PidFile none",
+            "Subsystem sftp internal-sftp",
         ]
         (folder / "sshd_config").write_text(
             "\n".join([*options, *config]) + "\n"

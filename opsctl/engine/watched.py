@@ -13,6 +13,7 @@ from opsctl.remote.agent_client import OnProgress, Pending
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
+    import fabric
     import httpx
 
     from opsctl.remote.host import RawResult, RemoteHost
@@ -45,6 +46,10 @@ class Watched(Host):
     def http(self, port: int) -> httpx.Client:
         self.asked = True
         return self._remote.http(port)
+
+    def fabric(self, timeout: float | None = None) -> fabric.Connection:
+        self.asked = True
+        return self._remote.fabric(self._limit(timeout))
 
     def __getattr__(self, name: str) -> Any:
         self.asked = True

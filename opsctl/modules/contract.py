@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
+    import fabric
     import httpx
 
     from opsctl.remote.host import RawResult
@@ -119,6 +120,10 @@ class Host(Protocol):
 
     def http(self, port: int) -> httpx.Client:
         """A client whose requests reach 127.0.0.1:`port` of the host through the connection."""
+        ...
+
+    def fabric(self, timeout: float | None = None) -> fabric.Connection:
+        """A fabric connection over this one, each of its commands within `timeout` seconds. Raises UsageError."""
         ...
 
 

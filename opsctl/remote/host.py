@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from opsctl.errors import OpsctlError, Unreachable
+from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat, ssh_config, tcp
 from opsctl.remote.agent_client import AgentClient, OnProgress, Pending
 from opsctl.remote.local import LocalStream
@@ -17,6 +17,7 @@ from opsctl.remote.stream import Stream
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
+    import fabric
     import httpx
 
     from opsctl.remote.hostkeys import HostKey
@@ -152,6 +153,21 @@ class RemoteHost:
         from opsctl.remote.http import client
 
         return client(self._link, port, self.name)
+
+    def fabric(self, timeout: float | None = None) -> fabric.Connection:
+        """A fabric connection to the host, as the login user, over this connection. Closing it leaves this one open.
+
+        Args:
+            timeout: seconds that each of its commands may take.
+
+        Raises UsageError where the host is this machine itself, Unreachable.
+        """
+        if self._link is None:
+            raise UsageError(
+                f"{self.name} is this machine, which fabric does not connect to",
+                hint="say `connection: ssh`, or use invoke's own Context for it",
+            )
+        return self._link.fabric(self.name, self.spec.become_password, timeout)
 
     def stream(self, command: str) -> Stream:
         """Start a command as the login user."""

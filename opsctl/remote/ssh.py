@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from opsctl.errors import HostKeyError, Unreachable, UsageError
 from opsctl.remote import hostkeys, tcp
@@ -22,6 +23,11 @@ from opsctl.remote.spec import Timeouts
 from opsctl.remote.ssh_config import Hop
 from opsctl.remote.stream import Tail, read_range
 from opsctl.remote.transport import Transport
+
+if TYPE_CHECKING:
+    import fabric
+
+    from opsctl.secret import Secret
 
 Socket = socket.socket | paramiko.Channel
 
@@ -93,6 +99,12 @@ class Link:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
         return SshStream(channel, transport)
+
+    def fabric(self, name: str, sudo: Secret | None, timeout: float | None) -> fabric.Connection:
+        """A fabric connection over this one, as remote.fabric gives it. Raises Unreachable."""
+        from opsctl.remote.fabric import connection
+
+        return connection(self.transport, self._hops[-1], name, sudo, timeout)
 
     def openssh(self, name: str) -> str | None:
         """A shell command that connects once more, as openssh.command gives it."""
