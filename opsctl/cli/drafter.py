@@ -70,7 +70,7 @@ def check(
             raise UsageError("--sglang and --host name two hosts", hint="one host serves: give one of them")
         with Places(inventory) as places:
             met = places.meet(serving, drafter, follow_links=follow_links and not full) if serving else None
-            case = _case(places, drafter, target, met, tp, context_length, full, follow_links)
+            case = _case(places, drafter, target, serving, met, tp, context_length, full, follow_links)
         judgement = judge(case, _versions(sglang if by_version else None, met))
     told = [*met.lines, *(f"not known: {text}" for text in met.unknown)] if met else []
 
@@ -103,6 +103,7 @@ def _case(
     places: Places,
     drafter: Place,
     target: str | None,
+    serving_host: str | None,
     met: Met | None,
     tp: int | None,
     context_length: int | None,
@@ -112,14 +113,17 @@ def _case(
     """What was asked: given options win over what the host says."""
     from dataclasses import replace
 
-    from opsctl.cli.drafter_places import place
+    from opsctl.cli.drafter_places import Place, place
     from opsctl.drafter.case import Case, Serving
+    from opsctl.drafter.embedding import compared
     from opsctl.drafter.folder import open_folder, read_config
 
     known = met.target if met else None
-    if target is not None:
-        at = place(target)
+    at = place(target) if target is not None else None
+    if at is not None:
         known = read_config(at.path, places.reader(at))
+    elif met and met.target_path and serving_host:
+        at = Place(serving_host, met.target_path)
     folder = met.drafter if met else None
     if folder is None or full:
         there = drafter.host is not None
@@ -130,7 +134,8 @@ def _case(
         tp=serving.tp if tp is None else tp,
         context_length=serving.context_length if context_length is None else context_length,
     )
-    return Case(folder, known, serving)
+    likeness = compared(folder, places.reader(drafter), at.path, places.reader(at)) if at is not None else None
+    return Case(folder, known, serving, likeness)
 
 
 def _versions(given: str | None, met: Met | None) -> tuple[Version, ...]:
@@ -215,7 +220,9 @@ def stage(
 def convert(
     source: str = typer.Argument(help="The drafter's folder. It is only read."),
     destination: str = typer.Argument(help="The new folder. It must not exist."),
-    target: str = typer.Option(None, "--target", help="The target model's folder, for vocabulary and dtype."),
+    target: str = typer.Option(
+        None, "--target", help="The target model's folder, for vocabulary, dtype and embedding."
+    ),
     follow_links: bool = _LINKS,
     as_json: bool = _JSON,
 ) -> int:
@@ -229,7 +236,7 @@ def convert(
             raise UsageError("conversion is from and to folders of this machine", where=folder,
                              hint="copy it here first, and name the copy")  # fmt: skip
     known = read_config(target) if target is not None else None
-    done = convert_folder(source, destination, known, follow_links=follow_links)
+    done = convert_folder(source, destination, known, target_path=target, follow_links=follow_links)
     if as_json:
         _print_json(done.as_json())
     else:

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 from opsctl.drafter import loader, vocab_map
 from opsctl.drafter import versions as v
+from opsctl.drafter.embedding import Likeness
 from opsctl.drafter.folder import Folder, Sample, Tensor
 from opsctl.drafter.kind import Recognised, recognise
 from opsctl.drafter.settings import LLAMA, MLA, Settings
@@ -40,11 +41,15 @@ class Serving:
 
 @dataclass(frozen=True)
 class Case:
-    """What is judged. `target` is None when nothing is known of it: checks that need it are left out."""
+    """What is judged. `target` is None when nothing is known of it: checks that need it are left out.
+
+    embedding: how like the target's embedding the one that the draft model brings is; None when they were not compared.
+    """
 
     folder: Folder
     target: Settings | None
     serving: Serving
+    embedding: Likeness | None = None
     _loads: dict[Version, loader.Loaded] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property

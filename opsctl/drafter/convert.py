@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 from opsctl import __version__
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.convert_plan import Part, Plan, Refused, plan
-from opsctl.drafter.folder import Folder, open_folder
+from opsctl.drafter.embedding import compared
+from opsctl.drafter.folder import Folder, here, open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Verdict
@@ -64,14 +65,21 @@ class Converted:
 
 
 def convert_folder(
-    source: str, destination: str, target: Settings | None = None, *, follow_links: bool = False
+    source: str,
+    destination: str,
+    target: Settings | None = None,
+    *,
+    target_path: str | None = None,
+    follow_links: bool = False,
 ) -> Converted:
     """Write `source` in the layout of SGLang into the new folder `destination`. The source is only read.
+
+    target_path: the target's folder on this machine, with whose embedding that of `source` is compared.
 
     Raises Refused with the reason, UsageError when the destination cannot be used, Conflict when the source changes.
     """
     folder = open_folder(source, follow_links=follow_links)
-    planned = plan(Case(folder, target, Serving(tp=1)))
+    planned = plan(Case(folder, target, Serving(tp=1), compared(folder, here, target_path, here)))
     final = Path(destination)
     partial = final.with_name(final.name + ".partial")
     _destination_free(folder, final, planned)

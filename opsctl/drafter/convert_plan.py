@@ -94,13 +94,18 @@ def _to_sglang(case: Case) -> Plan:
         )
     if not draft.own_embedding and any(part.name == "embed_tokens.weight" for part in parts):
         parts = [part for part in parts if part.name != "embed_tokens.weight"]
-        trained = " (it was trained, embed_requires_grad; expect a little less acceptance)" if _trained(case) else ""
-        changes.append(f"embed_tokens.weight dropped: the server shares the target's{trained}")
+        changes.append(f"embed_tokens.weight dropped: the server shares the target's{_embedding(case)}")
     return Plan(config, tuple(parts), tuple(dict.fromkeys(changes)))
 
 
-def _trained(case: Case) -> bool:
-    return bool(case.folder.raw_config and case.folder.raw_config.get("embed_requires_grad"))
+def _embedding(case: Case) -> str:
+    """What was seen of the embedding that is dropped."""
+    found = case.embedding
+    if found is not None:
+        return f"; {found}" + ("" if found.same else ", so expect less acceptance than in training (vllm #27732)")
+    trained = bool(case.folder.raw_config and case.folder.raw_config.get("embed_requires_grad"))
+    said = "embed_requires_grad says that it was trained" if trained else "whether it differs was not seen"
+    return f"; {said}, and --target FOLDER with the target's weights compares them"
 
 
 def _nothing_to_do(case: Case) -> str:

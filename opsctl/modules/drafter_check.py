@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pydantic import Field, model_validator
 
 from opsctl.drafter.case import Case
-from opsctl.drafter.folder import open_folder
+from opsctl.drafter.embedding import compared
+from opsctl.drafter.folder import here, open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.verdict import SEEN, Finding, Verdict
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
@@ -57,6 +58,12 @@ class DrafterCheck(Action[DrafterCheckArgs]):
         def ask(calls: Sequence[Call[Any]]) -> Sequence[Reply[Any] | Exception]:
             return cast("RemoteHost", host).outcomes(calls)
 
+        def there(call: Call[Any]) -> Reply[Any]:
+            (answer,) = ask([call])
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
         met = drafting.meet(
             ask, site.variables.get("sglang") or {}, drafter=args.host_path, follow_links=args.follow_links
         )
@@ -64,7 +71,8 @@ class DrafterCheck(Action[DrafterCheckArgs]):
         if folder is None:
             local = site.find("files", str(args.path))
             folder = open_folder(str(local), full=args.full, follow_links=args.follow_links)
-        return outcome(judge(Case(folder, met.target, met.serving), met.versions), met, args.accept)
+        likeness = compared(folder, there if met.drafter else here, met.target_path, there)
+        return outcome(judge(Case(folder, met.target, met.serving, likeness), met.versions), met, args.accept)
 
 
 def outcome(judgement: Judgement, met: Met, accept: Sequence[str]) -> Outcome:

@@ -63,6 +63,7 @@ CHECKS = (
     Check((11, 12), "d2t", mapping.mapping, "llama_eagle3.py load_weights; vllm #53977, SpecForge #534"),
     Check((11,), "t2d", mapping.witness, "SpecForge and speculators training"),
     Check((13,), "one vocabulary", target.vocabulary, "llama.py set_embed; vllm #34583", every_kind=True),
+    Check((15,), "embedding of the target", target.embedding, "llama.py set_embed; vllm #27732"),
     Check((14,), "hidden size of the target", target.hidden, "llama_eagle3.py fc"),
     Check((16, 17, 18, 19), "aux layers", target.aux_layers, "deepseek_v2.py set_eagle3_layers_to_capture; #25454"),
     Check((0,), "target known", target.known, "", every_kind=True),

@@ -68,6 +68,27 @@ def vocabulary(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
+def embedding(case: Case, version: Version) -> Iterator[Finding]:
+    """An embedding that the draft model brings, and that the server replaces by the target's."""
+    if case.draft is None or case.draft.own_embedding or not case.builds(version):
+        return
+    filled = next((f for f in case.load(version).filled if f.slot.name == "embed_tokens.weight"), None)
+    if filled is None:
+        return
+    why = "the server puts the target's embedding in its place"
+    found = case.embedding
+    if found is None:
+        detail = f"{why}; whether they differ was not seen"
+        remedy = "--target FOLDER, with the target's weights in it, compares them"
+        yield Finding("own-embedding", Verdict.NOTE, filled.tensor.name, detail, remedy)
+    elif found.same:
+        yield Finding("own-embedding", Verdict.NOTE, filled.tensor.name, f"{why}: {found}")
+    else:
+        detail = f"{why}, and {found}: the draft model was trained on other numbers (vllm #27732 read 1.32 for 2.49)"
+        remedy = "train with the target's embedding frozen, or serve it where the draft model keeps its own (vLLM)"
+        yield Finding("own-embedding", Verdict.DEGRADED, filled.tensor.name, detail, remedy)
+
+
 def hidden(case: Case, version: Version) -> Iterator[Finding]:
     """Row 14: the width of the captured states."""
     draft, text = case.draft, case.text

@@ -38,11 +38,16 @@ _LOCATE = "import importlib.util as u; print(list(u.find_spec('sglang').submodul
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What was found. `lines`: in words, each with where it comes from; `unknown`: what could not be found out."""
+    """What was found.
+
+    target_path: the target's folder on the host. lines: in words, each with where it comes from. unknown: what could
+    not be found out.
+    """
 
     versions: tuple[Version, ...]
     serving: Serving
     target: Settings | None
+    target_path: str | None
     drafter: Folder | None
     lines: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -95,7 +100,15 @@ class _Meeting:
         root = str(checkout) if checkout else self._root(process, answers.get("package"))
         known = self._facts(answers.get("source"), root, target)
         serving = self._serving(started, environment)
-        return Met(self._versions(known, target), serving, target, folder, tuple(self.lines), tuple(self.unknown))
+        return Met(
+            self._versions(known, target),
+            serving,
+            target,
+            model if _is_path(model) else None,
+            folder,
+            tuple(self.lines),
+            tuple(self.unknown),
+        )
 
     def _asked(self, wanted: Mapping[str, Call[Any]]) -> dict[str, Reply[Any] | Exception]:
         return dict(zip(wanted, self.ask(list(wanted.values())), strict=True)) if wanted else {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opsctl.drafter.case import Case, Serving
+from opsctl.drafter.embedding import compared
 from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
 from opsctl.drafter.kind import Kind, recognise
@@ -129,7 +130,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     draft_config, faults, kind = None, None, None
     if draft and "draft" in good:
         draft_config, kind, faults = _checked(
-            draft, good["draft"], target_config, serving, release, notes, there=ask is not here
+            draft, good["draft"], target_config, serving, release, notes, ask, target if "target" in good else None
         )
     elif not draft and serving.algorithm:
         kind = _of_itself(target_config)
@@ -204,12 +205,20 @@ def _checked(
     serving: Serving,
     release: str | None,
     notes: list[str],
-    *,
-    there: bool,
+    ask: Ask,
+    target_path: str | None,
 ) -> tuple[Mapping[str, Any] | None, Kind, tuple[DrafterFault, ...] | None]:
     """The drafter's config, its kind, and the findings of its check for the version that runs."""
-    folder = open_folder(path, lambda call: reply, there=there)
-    case = Case(folder, Settings(dict(target)) if target else None, serving)
+
+    def read(call: Call[Any]) -> Reply[Any]:
+        (answer,) = ask([call])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    folder = open_folder(path, lambda call: reply, there=ask is not here)
+    likeness = compared(folder, read, target_path, read)
+    case = Case(folder, Settings(dict(target)) if target else None, serving, likeness)
     kind = case.recognised.kind
     if not release:
         notes.append("drafter: SGLang's version is not known, so it was not checked")
