@@ -63,8 +63,8 @@ def reached_at(
         return
     from opsctl.cli.hosts import on_one, the_host
     from opsctl.errors import RemoteError
+    from opsctl.wire.calls.files import filelook_read
     from opsctl.wire.calls.server import servers_find
-    from opsctl.wire.protocol import Call
 
     chosen = the_host(inventory, pattern)
     with on_one(chosen) as remote:
@@ -75,7 +75,7 @@ def reached_at(
 
         def read(path: str) -> str | None:
             try:
-                return remote.call(Call("filelook.read", {"path": path})).body.decode("utf-8", "replace")
+                return remote.call(filelook_read(path)).body.decode("utf-8", "replace")
             except RemoteError:
                 return None
 

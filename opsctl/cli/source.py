@@ -81,12 +81,12 @@ def grep(
 ) -> int:
     """Lines of the source that match a pattern. Exit code 4 if there are none."""
     from opsctl.errors import Exit
-    from opsctl.wire.protocol import AgentError, Call
+    from opsctl.wire.calls.source import Grepped, source_grep
+    from opsctl.wire.protocol import AgentError
 
     with _reading(tree, inventory, host) as (read, root):
-        arguments = {"root": root, "pattern": pattern, "globs": globs or ["*.py"], "limit": limit}
         try:
-            found = read(Call("source.grep", arguments)).result
+            found: Grepped = read(source_grep(root, pattern, globs or ["*.py"], limit)).result
         except AgentError as error:
             raise UsageError(error.message) from error
     if as_json:

@@ -14,7 +14,8 @@ from opsctl.drafter.vocab_map import Kind, fingerprint
 from opsctl.errors import Conflict, Unreadable, UsageError
 from opsctl.localfiles import opened
 from opsctl.text import one_line, printable
-from opsctl.wire.protocol import AgentError, Call
+from opsctl.wire.calls.checkpoint import checkpoint_digests
+from opsctl.wire.protocol import AgentError
 
 MAX_TABLE = 64 << 20
 MAX_VOCAB = 1 << 20  # four times the largest there are
@@ -253,9 +254,8 @@ def _digests(folder: Folder, tensors: Sequence[Tensor], read: Reader) -> list[st
     for file in dict.fromkeys(tensor.file for tensor in tensors):
         of_file = [tensor for tensor in tensors if tensor.file == file]
         ranges = [[t.start, t.end] for t in of_file]
-        args = {"path": folder.path, "file": file, "ranges": ranges, "follow_links": folder.follow_links}
         try:
-            digests = read(Call("checkpoint.digests", args)).result
+            digests = read(checkpoint_digests(folder.path, file, ranges, folder.follow_links)).result
         except AgentError as error:
             where = f"{folder.path}/{file}"
             raise Conflict(f"changed since it was listed: {error.message}", where=where, hint="run it again") from None

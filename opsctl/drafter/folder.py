@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from opsctl.drafter.settings import Settings, of_drafter
 from opsctl.errors import OpsctlError, RemoteError, UsageError
+from opsctl.wire.calls import checkpoint
+from opsctl.wire.calls.checkpoint import checkpoint_config, checkpoint_gather
 from opsctl.wire.protocol import AgentError, Call, Context, Reply
 
 Reader = Callable[[Call[Any]], Reply[Any]]
@@ -159,11 +161,12 @@ def open_folder(
     there: `read` reads from a host, not from this machine.
     """
     try:
-        reply = read(Call("checkpoint.gather", {"path": path, "full": full, "follow_links": follow_links}))
+        reply = read(checkpoint_gather(path, full, follow_links))
     except AgentError as error:
         raise _explained(error, path) from None
-    result, body = reply.result, reply.body
-    containers = tuple(_container(raw, path) for raw in result["containers"])
+    result: checkpoint.Gathered = reply.result
+    body = reply.body
+    containers = tuple(_container(raw) for raw in result["containers"])
     raw_config, config_problem, repeated = _object(result["config"])
     raw_index, index_problem, _ = _object(result["index"], strict=True)
     raw_quantization, quantization_problem, _ = _object(result["quantization"])
@@ -172,7 +175,7 @@ def open_folder(
         weight_map, index_problem = _weight_map(raw_index)
     return Folder(
         path=path,
-        files=tuple(_file(entry, path) for entry in result["files"]),
+        files=tuple(map(_file, result["files"])),
         raw_config=raw_config,
         config_problem=config_problem,
         weight_map=weight_map,
@@ -192,7 +195,7 @@ def open_folder(
 def read_config(path: str, read: Reader = here) -> Settings:
     """The config.json of a target folder; its weights, hundreds of gigabytes, are left alone. Raises UsageError."""
     try:
-        reply = read(Call("checkpoint.config", {"path": path}))
+        reply = read(checkpoint_config(path))
     except AgentError as error:
         raise _explained(error, path) from None
     raw, problem, _ = _object(reply.result)
@@ -213,40 +216,28 @@ def _explained(error: AgentError, path: str) -> OpsctlError:
     return RemoteError(error.message, kind=error.kind, where=path)
 
 
-_FILE: Mapping[str, type | tuple[type, ...]] = {
-    **{"name": str, "kind": str, "size": int, "mtime": int, "inode": int},
-    **{"link": (str, type(None)), "outside": bool},
-}
+def _file(raw: checkpoint.Entry) -> File:
+    return File(
+        raw["name"], raw["kind"], raw["size"], raw["mtime"], raw["inode"], link=raw["link"], outside=raw["outside"]
+    )
 
 
-def _file(raw: Any, path: str) -> File:
-    """What a host tells of a file; what else it tells does not matter."""
-    if not isinstance(raw, Mapping) or not all(isinstance(raw.get(name), kind) for name, kind in _FILE.items()):
-        raise RemoteError("the host's answer about a file is not understood", where=path)
-    return File(**{name: raw[name] for name in _FILE})
-
-
-def _container(raw: Mapping[str, Any], path: str) -> Container:
+def _container(raw: checkpoint.Container) -> Container:
     tensors = tuple(Tensor(name, dtype, tuple(shape), raw["file"], a, b) for name, dtype, shape, a, b in raw["tensors"])
-    if not all(len(counts) == len(Sample._fields) for counts in raw["samples"]):
-        raise RemoteError("the host's answer about samples is not understood", where=path)
     samples = {t.name: Sample(*counts) for t, counts in zip(tensors, raw["samples"], strict=False)}
-    try:
-        rows = {
-            str(name): Rows(int(r["read"]), int(r["alike"]), tuple((int(i), int(j)) for i, j in r["pairs"]))
-            for name, r in raw["rows"].items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise RemoteError("the host's answer about rows is not understood", where=path) from None
+    rows = {
+        name: Rows(found["read"], found["alike"], tuple((i, j) for i, j in found["pairs"]))
+        for name, found in raw["rows"].items()
+    }
     return Container(raw["file"], tensors, samples, _problem(raw["problem"]), rows)
 
 
-def _problem(raw: Mapping[str, str] | None) -> Problem | None:
+def _problem(raw: checkpoint.Problem | None) -> Problem | None:
     return Problem(raw["code"], raw["text"]) if raw else None
 
 
 def _object(
-    raw: Mapping[str, Any], strict: bool = False
+    raw: checkpoint.JsonText, strict: bool = False
 ) -> tuple[dict[str, Any] | None, Problem | None, tuple[str, ...]]:
     """A JSON object from untrusted text, why there is none, and keys that appear twice."""
     if raw["text"] is None:

@@ -13,6 +13,8 @@ from typing import Any
 from opsctl.agent.stage import source_files
 from opsctl.drafter.chunks import Chunk, Copy, Plan, Range, joined, plan
 from opsctl.errors import UsageError
+from opsctl.wire.calls import stage
+from opsctl.wire.calls.stage import Held, SourceFound, Span
 from opsctl.wire.chunking import BLOCK_DIGEST, blocks_in, key, spans_of
 from opsctl.wire.protocol import AgentError, Context
 
@@ -46,13 +48,13 @@ class Source:
         return sum(self.sizes.values())
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], blocks: Mapping[str, bytes] | None = None) -> Source:
-        """From what stagesource.Found tells."""
+    def of(cls, told: SourceFound, blocks: Mapping[str, bytes] | None = None) -> Source:
+        """From what the agent tells of a folder that it has read."""
         files = {name: tuple((c[0], c[1], c[2]) for c in chunks) for name, chunks in told["files"].items()}
         stats = {name: (stat[0], stat[1], stat[2]) for name, stat in told["stats"].items()}
         return cls(told["path"], told["digest"], files, stats, blocks or {})
 
-    def plan(self, have: Sequence[Mapping[str, Any]], similar: bytes = b"", done: Sequence[Sequence[Any]] = ()) -> Plan:
+    def plan(self, have: Sequence[Held], similar: bytes = b"", done: Sequence[Span] = ()) -> Plan:
         """How the release comes together.
 
         Args:
@@ -85,7 +87,7 @@ def _end(chunk: Sequence[Any]) -> int:
     return int(chunk[1])
 
 
-def _by_file(spans: Sequence[Sequence[Any]]) -> dict[str, list[tuple[int, int]]]:
+def _by_file(spans: Sequence[Span]) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
     for name, start, end in sorted((one[0], one[1], one[2]) for one in spans):
         found.setdefault(name, []).append((start, end))
@@ -160,9 +162,9 @@ def outline_source(path: Path, *, follow_links: bool = False) -> Source:
         folder = source_files.outline(str(path), follow_links)
         if not folder.unknown:
             return _finished(folder, lambda: False)
-        chunks: dict[str, list[list[Any]]] = {name: [] for name in folder.stats}
+        chunks: dict[str, list[stage.Chunk]] = {name: [] for name in folder.stats}
         for name, start, end in folder.chunks:
-            chunks[name].append([start, end, ""])
+            chunks[name].append((start, end, ""))
         return Source.of({"path": folder.path, "digest": "", "files": chunks, "stats": folder.stats})
 
 
@@ -183,7 +185,7 @@ _reading = threading.Lock()
 def _finished(folder: source_files.Outline, cancelled: Callable[[], bool]) -> Source:
     with _turn(cancelled):  # a second host waits for what the first one has begun
         known = _read.get(folder.path)
-        if known is None or {name: list(stat) for name, stat in known.stats.items()} != folder.stats:
+        if known is None or known.stats != folder.stats:
             found = source_files.finish(_Reading(cancelled), folder)
             known = _read[folder.path] = Source.of(found.told(), found.blocks)
         return known

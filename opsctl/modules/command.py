@@ -16,6 +16,7 @@ from opsctl.modules.sealed import seal
 from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.text import one_line
+from opsctl.wire.calls.files import filelook_stat
 from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
@@ -165,7 +166,7 @@ def guards(args: CommandArgs) -> dict[str, Call[Any]]:
         asked["read"] = _run(args, keep=None)
     for name, path in (("creates", args.creates), ("removes", args.removes)):
         if path is not None:
-            asked[name] = Call("filelook.stat", {"path": path, "digest": False, "follow": True})
+            asked[name] = filelook_stat(path, digest=False, follow=True)
     for name, words in (("unless", args.unless), ("check", args.check)):
         if words is not None:
             asked[name] = _run(args, words, keep=None, with_stdin=False)

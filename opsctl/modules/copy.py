@@ -19,9 +19,12 @@ from opsctl.localfiles import demand_file, opened, read
 from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, FileDiff, Host, Module, Progress, Site
 from opsctl.modules.fields import HostPath, Mode, Text, reveal
-from opsctl.modules.paths import DIFF_LIMIT, Seen, expected, permit, refuse
+from opsctl.modules.paths import DIFF_LIMIT, expected, permit, refuse
 from opsctl.secret import Secret
 from opsctl.text import size
+from opsctl.wire.calls import files
+from opsctl.wire.calls.files import State, filelook_tree
+from opsctl.wire.calls.stage import arrival_begin, arrival_drop
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class Copy(Module[CopyArgs]):
     def observe(self, args: CopyArgs, site: Site) -> Sequence[Call[Any]]:
         source = _source(args, site)
         if isinstance(source, Tree):
-            return (Call("filelook.tree", {"path": _dest(args, source.top), **args.whom()}),)
+            return (filelook_tree(_dest(args, source.top), **args.whom()),)
         return (look(_dest(args, source), args.follow, whom=args.whom()),)
 
     def plan(self, args: CopyArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
@@ -80,7 +83,7 @@ class Copy(Module[CopyArgs]):
             return place(args.dest, text.encode(), seen[0], args, site, secret)
         if isinstance(source, Tree):
             return _plan_tree(args, source, seen[0].result, site)
-        now: Seen = seen[0].result
+        now: State = seen[0].result
         if args.mode is None and now["kind"] == "absent":
             args = args.model_copy(update={"mode": stat.S_IMODE(source.stat().st_mode)})
         if source.stat().st_size <= IN_FRAME:
@@ -111,15 +114,15 @@ def _dest(args: CopyArgs, source: Path | None) -> str:
     return os.path.join(args.dest, source.name) if source is not None and args.dest.endswith("/") else args.dest
 
 
-def _plan_tree(args: CopyArgs, source: Tree, seen: dict[str, Any], site: Site) -> Change | None:
+def _plan_tree(args: CopyArgs, source: Tree, seen: files.Tree, site: Site) -> Change | None:
     top = _dest(args, source.top)
-    first: Seen = seen["top"]
+    first = seen["top"]
     batch = _Batch(args, site, top, top if first["kind"] == "dir" else first.get("ground", os.path.dirname(top)))
     batch.folder(top, first)
     for relative, path in source.entries:
         target = os.path.join(top, relative)
-        now: Seen | None = seen["entries"].get(relative)
-        above: Seen = seen["entries"].get(os.path.dirname(relative), first) if os.path.dirname(relative) else first
+        now = seen["entries"].get(relative)
+        above = seen["entries"].get(os.path.dirname(relative), first) if os.path.dirname(relative) else first
         if now is None:  # what bars making it is told with the folder it is to be in, if that is there already
             inside = above.get("barred", {}).get("inside") if above["kind"] == "dir" else None
             now = {"kind": "absent", "barred": dict.fromkeys(("write", "mkdir", "link"), inside) if inside else {}}
@@ -130,7 +133,8 @@ def _plan_tree(args: CopyArgs, source: Tree, seen: dict[str, Any], site: Site) -
         else:
             batch.file(path, target, now)
     if batch.written:
-        permit(top, {"free": first.get("free", batch.total), "ground": batch.room}, "write", site, batch.total)
+        room: State = {"kind": "absent", "free": first.get("free", batch.total), "ground": batch.room}
+        permit(top, room, "write", site, batch.total)
         return batch.change(f"copy {batch.written} file{'s' * (batch.written != 1)} into {top}")
     return batch.change(f"set permissions in {top}")
 
@@ -202,22 +206,20 @@ class _Batch:
     total: int = 0
     in_frame: int = 0
 
-    def folder(self, target: str, now: Seen) -> None:
-        mode = {} if self.args.folder_mode is None else {"mode": self.args.folder_mode}
+    def folder(self, target: str, now: State) -> None:
+        wanted = self.args.model_copy(update={"mode": self.args.folder_mode})
         if now["kind"] == "absent":
             permit(target, now, "mkdir", self.site)
-            self._add("files.mkdir", target, {**self.args.whom(), **mode})
+            self._add(files.files_mkdir(target, **wanted.given()))
             return
         if now["kind"] != "dir":
             raise refuse(target, now, "folder")
-        wrong = {key: value for key, value in self.args.wrong(now).items() if key != "mode"}
-        if mode and now["mode"] != self.args.folder_mode:
-            wrong.update(mode)
+        wrong = wanted.wrong(now)
         if wrong:
             permit(target, now, "attributes", self.site)
-            self._add("files.attributes", target, {**wrong, "expect": expected(now)})
+            self._add(files.files_attributes(target, **wrong, expect=expected(now)))
 
-    def link(self, path: Path, target: str, now: Seen) -> None:
+    def link(self, path: Path, target: str, now: State) -> None:
         leads = os.readlink(path)
         if now["kind"] == "link" and now["target"] == leads:
             return
@@ -225,9 +227,9 @@ class _Batch:
             raise refuse(target, now, "link")
         permit(target, now, "link", self.site)
         self.written += 1
-        self._add("files.link", target, {"target": leads, "expect": expected(now)})
+        self._add(files.files_link(target, leads, expect=expected(now)))
 
-    def file(self, path: Path, target: str, now: Seen) -> None:
+    def file(self, path: Path, target: str, now: State) -> None:
         if now["kind"] not in ("absent", "file"):
             raise refuse(target, now, "file")
         info = path.stat()
@@ -236,7 +238,7 @@ class _Batch:
             wrong = self.args.wrong(now)
             if wrong:
                 permit(target, now, "attributes", self.site)
-                self._add("files.attributes", target, {**wrong, "expect": expected(now)})
+                self._add(files.files_attributes(target, **wrong, expect=expected(now)))
             return
         permit(target, now, "write", self.site)
         wanted = self.args.given()
@@ -244,15 +246,14 @@ class _Batch:
             wanted.setdefault("mode", stat.S_IMODE(info.st_mode))
         self.written += 1
         self.total += info.st_size
-        wanted["expect"] = expected(now)
         if info.st_size > IN_FRAME or self.in_frame + info.st_size > ALL_IN_FRAME:
             name = f"{len(self.sending)}-{digest[:12]}"
             self.sending[name] = path
-            self._add("files.adopt", target, {"partial": name, "sha256": digest, **wanted})
+            self._add(files.files_adopt(name, target, digest, **wanted, expect=expected(now)))
             return
         content = read(path)
         self.in_frame += len(content)
-        self._add("files.write", target, wanted, content)
+        self._add(files.files_write(target, **wanted, expect=expected(now), body=content))
         if now["kind"] == "absent" and len(content) <= DIFF_LIMIT:
             self.diffs.append(FileDiff(target, None, content, self.args.secret))
 
@@ -269,7 +270,7 @@ class _Batch:
             call.with_args(partial=f"{folder}/{call.args['partial']}") if call.name == "files.adopt" else call
             for call in self.calls
         ]
-        drop: Call[Any] = Call("arrival.drop", {"folder": folder})
+        drop = arrival_drop(folder)
         return Change(
             told,
             (*calls, drop),
@@ -279,10 +280,10 @@ class _Batch:
             makes=makes,
         )
 
-    def _add(self, name: str, target: str, how: dict[str, Any], body: bytes = b"") -> None:
+    def _add(self, call: Call[State]) -> None:
         keep = str(len(self.calls))
-        self.calls.append(Call(name, {"path": target, **how, "keep": keep}, body))
-        self.undo.insert(0, Call("files.restore", {"path": target, "keep": keep}))
+        self.calls.append(call.with_args(keep=keep))
+        self.undo.insert(0, files.files_restore(call.args["path"], keep))
 
 
 def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progress], dict[str, Any]]:
@@ -294,7 +295,7 @@ def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progr
         sizes = {name: before[path][0] for name, path in sending.items()}
         total = sum(sizes.values())
         try:
-            arrived = host.call(Call("arrival.begin", {"folder": folder, "sizes": sizes})).result["arrived"]
+            arrived = host.call(arrival_begin(folder, sizes)).result["arrived"]
             parts = [
                 Part(str(sending[name]), name, start, end)
                 for name, length in sizes.items()
@@ -315,7 +316,7 @@ def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progr
             error.hint = f"what has arrived is in {folder}: run it again to go on from there"
             raise
         except BaseException as error:
-            removed = host.call(Call("arrival.drop", {"folder": folder})).result["removed"]
+            removed = host.call(arrival_drop(folder)).result["removed"]
             if removed and isinstance(error, OpsctlError):
                 error.message += f"; what had arrived ({size(removed)}, in {folder}) was removed"
             raise

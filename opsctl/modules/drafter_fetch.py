@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from opsctl.errors import OpsctlError, RemoteError, TaskFailed
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Text, reveal
 from opsctl.text import size
+from opsctl.wire.calls.checkpoint import Fetched, fetch_folder
 from opsctl.wire.protocol import AgentError, Call, Context
 
 HUB = "https://huggingface.co"
@@ -57,11 +59,11 @@ class DrafterFetch(Action[DrafterFetchArgs]):
         fetched = size(found["fetched"]) if found["fetched"] else "nothing"
         told = f"{found['files']} files, {size(found['size'])}, {fetched} fetched"
         old = tuple(f"removed {path}: nobody has asked for it in two weeks" for path in found["removed"])
-        values = {key: found[key] for key in ("revision", "files", "size", "fetched", "removed")}
+        values = {key: value for key, value in found.items() if key != "path"}
         return Outcome(values={**where, **values}, lines=(told, *old))
 
 
-def asked(args: DrafterFetchArgs, environment: Any) -> Call[Any]:
+def asked(args: DrafterFetchArgs, environment: Mapping[str, str]) -> Call[Fetched]:
     """The call that fetches; the token travels in its body, which nobody keeps."""
     from opsctl.secret import Secret
 
@@ -69,8 +71,7 @@ def asked(args: DrafterFetchArgs, environment: Any) -> Call[Any]:
     source, _, revision = args.source.partition("@") if is_hub else (args.source, "", "")
     token = args.token or (Secret(environment["HF_TOKEN"]) if is_hub and environment.get("HF_TOKEN") else None)
     endpoint = args.endpoint or environment.get("HF_ENDPOINT") or HUB
-    call = {"source": source, "endpoint": endpoint, "revision": revision or "main"}
-    return Call("fetch.folder", call, reveal(token).encode() if token else b"")
+    return fetch_folder(source, endpoint, revision or "main", body=reveal(token).encode() if token else b"")
 
 
 class _Here(Context):
@@ -81,7 +82,7 @@ class _Here(Context):
         self._progress(data["text"], data["fraction"])
 
 
-def _here(call: Call[Any], progress: Progress) -> dict[str, Any]:
+def _here(call: Call[Fetched], progress: Progress) -> Fetched:
     from opsctl.agent.checkpoint import fetch
 
     return fetch.folder(_Here(call.body, progress), **call.args)

@@ -16,8 +16,9 @@ from opsctl.drafter.staging import RESERVE, Source, outline_source, read_source
 from opsctl.errors import TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
-from opsctl.modules.release_transfer import amounts, transfer
+from opsctl.modules.release_transfer import Where, amounts, transfer
 from opsctl.text import few, size
+from opsctl.wire.calls.stage import Held, Placed, Stage, stage_look, stage_place, stage_prune, stage_remove
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -69,19 +70,19 @@ class DrafterStage(Module[DrafterStageArgs]):
 """
 
     def observe(self, args: DrafterStageArgs, site: Site) -> Sequence[Call[Any]]:
-        where = {"root": _releases(args, site), "name": _named(args), "old": args.keep}
+        root, name = _releases(args, site), _named(args)
         if args.host_path is not None:
-            return (Call("stage.look", {**where, "source": args.host_path, "follow_links": args.follow_links}),)
+            return (stage_look(root, name, source=args.host_path, follow_links=args.follow_links, old=args.keep),)
         source = _local(args, site, outline_source)
-        return (Call("stage.look", {**where, "key": source.key, "digest": source.digest}),)
+        return (stage_look(root, name, source.key, source.digest, old=args.keep),)
 
     def plan(self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
-        found = seen[0].result
+        found: Stage = seen[0].result
         source = _source(args, found, site)
         if has(found["there"], source.digest):
             return None
         name = source.digest[:SHORT]
-        have = _have(found, source)
+        have = _have(found)
         planned = source.plan(have, seen[0].body, found["arrived"])
         arrived = sum(end - start for _, start, end in found["arrived"])
         needed = planned.written + arrived - (0 if found["foreign"] else found["partial"])
@@ -105,11 +106,9 @@ class DrafterStage(Module[DrafterStageArgs]):
         outdated = [path for path in found["outdated"] if path != f"{found['top']}/{name}"]
         if outdated:
             summary += f"; when the run has ended well, remove {few([posixpath.basename(path) for path in outdated])}"
-        own = {"root": _releases(args, site), "name": _named(args)}
-        where = {**own, "key": source.key}
-        place: Call[Any] = Call("stage.place", {**where, "keep_as": MADE})
-        prune: tuple[Call[Any], ...] = (Call("stage.prune", {**own, "paths": outdated}),) if outdated else ()
-        undo: Call[Any] = Call("stage.remove", {"keep_as": MADE})
+        where = Where(_releases(args, site), _named(args), source.key)
+        place = stage_place(*where, keep_as=MADE)
+        prune = (stage_prune(where.root, where.name, outdated),) if outdated else ()
         similar = seen[0].body if found["partial"] else None
 
         def whole(cancelled: Callable[[], bool]) -> Source:
@@ -122,7 +121,7 @@ class DrafterStage(Module[DrafterStageArgs]):
         return Change(
             summary,
             (place,),
-            (undo,),
+            (stage_remove(MADE),),
             transfer=bring,
             values=amounts(source, planned),
             after=prune,
@@ -133,8 +132,9 @@ class DrafterStage(Module[DrafterStageArgs]):
         self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
         if done is not None:
-            return {"release": done[0].result["release"], "digest": done[0].result["digest"]}
-        found = seen[0].result
+            placed: Placed = done[0].result
+            return {"release": placed["release"], "digest": placed["digest"]}
+        found: Stage = seen[0].result
         source = _source(args, found, site)
         there = has(found["there"], source.digest)
         nothing = {"sent": 0, "kept": source.size, "size": source.size} if there else {}
@@ -171,7 +171,7 @@ def _read(args: DrafterStageArgs, site: Site, cancelled: Callable[[], bool] = la
     return _local(args, site, read_source, cancelled=lambda: cancelled() or site.cancelled())
 
 
-def _source(args: DrafterStageArgs, found: Mapping[str, Any], site: Site) -> Source:
+def _source(args: DrafterStageArgs, found: Stage, site: Site) -> Source:
     """What is to be staged: read, unless the host has nothing to compare it with; then it is read while it is sent."""
     if found["source"] is not None:
         return Source.of(found["source"])
@@ -179,7 +179,7 @@ def _source(args: DrafterStageArgs, found: Mapping[str, Any], site: Site) -> Sou
     return _read(args, site) if compared or site.check else _local(args, site, outline_source)
 
 
-def _have(found: Mapping[str, Any], source: Source) -> list[Mapping[str, Any]]:
+def _have(found: Stage) -> list[Held]:
     """Folders of the host to take from: earlier releases, then the source itself where it lies there."""
-    own = [{"path": source.path, "files": source.files, "borrowed": True}] if found["source"] is not None else []
-    return [*found["have"], *own]
+    source = found["source"]
+    return [*found["have"], *([] if source is None else [Held(path=source["path"], files=source["files"])])]

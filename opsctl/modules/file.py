@@ -9,11 +9,20 @@ from pydantic import Field, model_validator
 
 from opsctl.modules.contract import Change, FileDiff, Module, Site
 from opsctl.modules.fields import HostPath
-from opsctl.modules.paths import DIFF_LIMIT, KEEP, Dress, Seen, expected, permit, refuse, restore, worded
+from opsctl.modules.paths import DIFF_LIMIT, KEEP, FileAttributes, Given, expected, permit, refuse, restore, worded
+from opsctl.wire.calls.files import (
+    State,
+    filelook_stat,
+    files_attributes,
+    files_link,
+    files_mkdir,
+    files_remove,
+    files_write,
+)
 from opsctl.wire.protocol import Call, Reply
 
 
-class FileArgs(Dress):
+class FileArgs(FileAttributes):
     path: HostPath = Field(description="The path on the host.")
     state: Literal["file", "directory", "link", "absent"] = Field(
         "file", description="What it is to be; a missing file is made empty, a missing folder with those above it."
@@ -49,11 +58,10 @@ class File(Module[FileArgs]):
 
     def observe(self, args: FileArgs, site: Site) -> Sequence[Call[Any]]:
         content = DIFF_LIMIT if args.state == "absent" else 0
-        asked = {"path": args.path, "digest": args.state == "absent", "content": content, **args.whom()}
-        return (Call("filelook.stat", asked),)
+        return (filelook_stat(args.path, digest=args.state == "absent", content=content, **args.whom()),)
 
     def plan(self, args: FileArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
-        now: Seen = seen[0].result
+        now: State = seen[0].result
         match args.state:
             case "absent":
                 return _absent(args, seen[0], site)
@@ -61,12 +69,12 @@ class File(Module[FileArgs]):
                 return _link(args, now, site)
             case "directory" if now["kind"] == "absent":
                 permit(args.path, now, "mkdir", site)
-                call: Call[Any] = Call("files.mkdir", {"path": args.path, **args.given(), "keep": KEEP})
+                call = files_mkdir(args.path, **args.given(), keep=KEEP)
                 summary = _summary(f"make folder {args.path}", args.given())
                 return Change(summary, (call,), restore(args.path), makes=frozenset((args.path,)))
             case "file" if now["kind"] == "absent":
                 permit(args.path, now, "write", site)
-                call = Call("files.write", {"path": args.path, **args.given(), "expect": expected(now), "keep": KEEP})
+                call = files_write(args.path, **args.given(), expect=expected(now), keep=KEEP)
                 diff = FileDiff(args.path, None, b"")
                 summary = _summary(f"make empty file {args.path}", args.given())
                 return Change(summary, (call,), restore(args.path), diffs=(diff,))
@@ -75,38 +83,36 @@ class File(Module[FileArgs]):
         return _attributes(args, now, site)
 
 
-def _attributes(args: FileArgs, now: Seen, site: Site) -> Change | None:
+def _attributes(args: FileArgs, now: State, site: Site) -> Change | None:
     wrong = args.wrong(now)
     if not wrong:
         return None
     permit(args.path, now, "attributes", site)
-    call: Call[Any] = Call("files.attributes", {"path": args.path, **wrong, "expect": expected(now), "keep": KEEP})
+    call = files_attributes(args.path, **wrong, expect=expected(now), keep=KEEP)
     return Change(f"set {worded(wrong)} on {args.path}", (call,), restore(args.path))
 
 
-def _link(args: FileArgs, now: Seen, site: Site) -> Change | None:
+def _link(args: FileArgs, now: State, site: Site) -> Change | None:
     if now["kind"] == "link" and now["target"] == args.target:
         return None
     if now["kind"] not in ("absent", "link"):
         raise refuse(args.path, now, "link")
     permit(args.path, now, "link", site)
-    call: Call[Any] = Call(
-        "files.link", {"path": args.path, "target": args.target, "expect": expected(now), "keep": KEEP}
-    )
+    call = files_link(args.path, str(args.target), expect=expected(now), keep=KEEP)
     before = f", instead of {now['target']}" if now["kind"] == "link" else ""
     return Change(f"link {args.path} to {args.target}{before}", (call,), restore(args.path))
 
 
-def _absent(args: FileArgs, reply: Reply[Any], site: Site) -> Change | None:
-    now: Seen = reply.result
+def _absent(args: FileArgs, reply: Reply[State], site: Site) -> Change | None:
+    now = reply.result
     if now["kind"] == "absent":
         return None
     permit(args.path, now, "remove", site)
-    call: Call[Any] = Call("files.remove", {"path": args.path, "expect": expected(now), "keep": KEEP})
+    call = files_remove(args.path, expect=expected(now), keep=KEEP)
     diffs = (FileDiff(args.path, reply.body, None),) if now.get("content") else ()
     what = {"dir": "folder", "other": "special file"}.get(now["kind"], now["kind"])
     return Change(f"remove {what} {args.path}", (call,), restore(args.path), diffs=diffs)
 
 
-def _summary(text: str, wanted: Seen) -> str:
+def _summary(text: str, wanted: Given) -> str:
     return f"{text}, {worded(wanted)}" if wanted else text

@@ -14,6 +14,7 @@ from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.fields import HostPath, Pattern, Text, reveal
 from opsctl.modules.paths import refuse
 from opsctl.secret import Secret
+from opsctl.wire.calls.files import State
 from opsctl.wire.protocol import Call, Reply
 
 LIMIT = 8 << 20  # bytes; longer files are not edited by line
@@ -65,7 +66,7 @@ class Line(Module[LineArgs]):
         return (look(args.path, args.follow, LIMIT, args.whom()),)
 
     def plan(self, args: LineArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
-        now = seen[0].result
+        now: State = seen[0].result
         if now["kind"] == "absent" and args.state == "absent":
             return None
         if now["kind"] == "absent" and not args.create:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from posixpath import dirname
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from pydantic import Field
 
@@ -12,51 +12,64 @@ from opsctl.errors import Conflict, RemoteError
 from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import Mode, octal
 from opsctl.text import size
+from opsctl.wire.calls.files import State, files_restore
 from opsctl.wire.protocol import Call
 
 KEEP = "0"  # what the one call of a change keeps, so that its undo finds it
 DIFF_LIMIT = 256 << 10  # bytes of a file that are fetched to show a difference
-_OBSERVED = ("kind", "mode", "uid", "gid", "sha256", "target")
+_OBSERVED = frozenset({"kind", "mode", "uid", "gid", "sha256", "target"})
 _HINTS = {
     "not-found": "make the folder first: `file: {path: ..., state: directory}`",
     "permission": "say `become: true` where root may do it",
 }
 
-Seen = Mapping[str, Any]
+
+class Whom(TypedDict, total=False):
+    """Owner and group, as arguments of an agent call."""
+
+    owner: str
+    group: str
 
 
-class Dress(ModuleArgs):
+class Given(Whom, total=False):
+    """Mode and ownership, as arguments of an agent call."""
+
+    mode: int
+
+
+class FileAttributes(ModuleArgs):
     """Mode and ownership; what is not given stays as it is."""
 
     mode: Mode | None = Field(None, description='Permissions as octal digits in quotes: "0644".')
     owner: str | None = Field(None, description="User name or number.")
     group: str | None = Field(None, description="Group name or number.")
 
-    def given(self) -> dict[str, Any]:
-        """Those that were asked for, as arguments of an agent call."""
-        wanted = {"mode": self.mode, "owner": self.owner, "group": self.group}
-        return {key: value for key, value in wanted.items() if value is not None}
+    def whom(self) -> Whom:
+        """Owner and group, if they were asked for."""
+        return cast("Whom", self.model_dump(include={"owner", "group"}, exclude_none=True))
 
-    def whom(self) -> dict[str, str]:
-        """Owner and group if they were asked for, as arguments of an agent call."""
-        return {key: value for key, value in self.given().items() if key != "mode"}
+    def given(self) -> Given:
+        """What was asked for."""
+        return cast("Given", self.model_dump(include={"mode", "owner", "group"}, exclude_none=True))
 
-    def wrong(self, seen: Seen) -> dict[str, Any]:
-        """Those that were asked for and are otherwise."""
-        have: dict[str, tuple[Any, ...]] = {
-            "mode": (seen.get("mode"),),
-            "owner": (seen.get("owner"), str(seen.get("uid"))),
-            "group": (seen.get("group"), str(seen.get("gid"))),
-        }
-        return {key: value for key, value in self.given().items() if value not in have[key]}
+    def wrong(self, seen: State) -> Given:
+        """What was asked for and is otherwise."""
+        found = self.given()
+        if self.mode == seen.get("mode"):
+            found.pop("mode", None)
+        if self.owner in (seen.get("owner"), str(seen.get("uid"))):
+            found.pop("owner", None)
+        if self.group in (seen.get("group"), str(seen.get("gid"))):
+            found.pop("group", None)
+        return found
 
 
-def expected(seen: Seen) -> dict[str, Any]:
+def expected(seen: State) -> State:
     """What a call that changes something must still find."""
-    return {key: seen[key] for key in _OBSERVED if key in seen}
+    return cast("State", {key: value for key, value in seen.items() if key in _OBSERVED})
 
 
-def permit(path: str, seen: Seen, change: str, site: Site, needed: int = 0) -> None:
+def permit(path: str, seen: State, change: str, site: Site, needed: int = 0) -> None:
     """Raise RemoteError, as the host would, if it is known that a change cannot be made.
 
     Args:
@@ -75,7 +88,7 @@ def permit(path: str, seen: Seen, change: str, site: Site, needed: int = 0) -> N
 
 
 def restore(path: str, keep: str = KEEP) -> tuple[Call[Any], ...]:
-    return (Call("files.restore", {"path": path, "keep": keep}),)
+    return (files_restore(path, keep),)
 
 
 def worded(wanted: Mapping[str, Any]) -> str:
@@ -84,7 +97,7 @@ def worded(wanted: Mapping[str, Any]) -> str:
     return ", ".join(shown)
 
 
-def refuse(path: str, seen: Seen, wanted: str) -> Conflict:
+def refuse(path: str, seen: State, wanted: str) -> Conflict:
     """The error for a path that is something else than what was asked for."""
     if seen["kind"] == "link":
         return Conflict(

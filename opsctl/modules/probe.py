@@ -18,7 +18,7 @@ from opsctl.sglang.probe.prompts import built_in, read_prompts
 from opsctl.sglang.server.api import Server
 from opsctl.sglang.server.served import ServerInfo
 from opsctl.text import one_line, printable
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls.files import filelook_read
 
 _ABSENT = ("refused", "not-found")  # kinds of error that mean: no server of SGLang answers on this port
 
@@ -148,7 +148,7 @@ def _template(host: Host, info: ServerInfo) -> ChatTemplate | None:
 
     def read(name: str) -> str | None:
         try:
-            return host.call(Call("filelook.read", {"path": f"{folder}/{name}"})).body.decode("utf-8", "replace")
+            return host.call(filelook_read(f"{folder}/{name}")).body.decode("utf-8", "replace")
         except RemoteError:
             return None
 

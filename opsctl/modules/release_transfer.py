@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from opsctl.drafter.chunks import Copy, Plan, Range
 from opsctl.drafter.staging import Source, demand_unchanged
 from opsctl.errors import RemoteError, Unreachable
 from opsctl.modules.contract import Host, Progress
 from opsctl.text import duration, size
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls.stage import Held, stage_copy, stage_expect, stage_prepare, stage_resume
 
 if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 _AGAIN = "run it again: what has arrived is not sent twice"
 
 
+class Where(NamedTuple):
+    """A release on its way: the folder of all releases, the draft model's name, and what it is found again by."""
+
+    root: str
+    name: str
+    key: str
+
+
 def transfer(
     source: Source,
     whole: Callable[[Callable[[], bool]], Source],
     again: Callable[[], Source],
-    have: Sequence[Mapping[str, Any]],
-    where: Mapping[str, Any],
+    have: Sequence[Held],
+    where: Where,
     planned: Plan,
     similar: bytes | None,
 ) -> Callable[[Host, Progress], dict[str, int]]:
@@ -46,15 +54,13 @@ def transfer(
         with _goes_on(), Sending(remote, planned.sent, far=bool(planned.sent) and is_far(remote)) as sending:
             plan = planned
             if similar is not None:
-                done = host.call(Call("stage.resume", {**where, "files": source.files})).result
+                done = host.call(stage_resume(*where, files=source.files)).result
                 plan = source.plan(have, similar, done)
-            borrowed = {one["path"] for one in have if one.get("borrowed")}
-            links, copies = _kept(plan, source, borrowed)
-            made = host.call(Call("stage.prepare", {**where, "sizes": source.sizes, "links": links})).result
+            links, copies = _kept(plan, source)
+            made = host.call(stage_prepare(*where, sizes=source.sizes, links=links)).result
             copying = []
             if copies:
-                copy: Call[Any] = Call("stage.copy", {**where, "copies": copies})
-                copying = remote.send([copy], on_progress=_passed_on(progress))
+                copying = remote.send([stage_copy(*where, copies=copies)], on_progress=_passed_on(progress))
             parts = [
                 Part(f"{source.path}/{piece.file}", piece.file, piece.start, piece.end)
                 for sent in plan.sends
@@ -100,7 +106,7 @@ def _goes_on() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(
-    source: Source, whole: Callable[[Callable[[], bool]], Source], host: Host, where: Mapping[str, Any]
+    source: Source, whole: Callable[[Callable[[], bool]], Source], host: Host, where: Where
 ) -> Iterator[Future[None]]:
     """Tell the host what the release is to hold, while that is sent: the source may have to be read for it."""
     stopped = threading.Event()
@@ -108,7 +114,7 @@ def _told(
     def tell() -> None:
         read = whole(stopped.is_set)
         demand_unchanged(source, read.stats)
-        host.call(Call("stage.expect", {**where, "digest": read.digest, "files": read.files}))
+        host.call(stage_expect(*where, digest=read.digest, files=read.files))
 
     with ThreadPoolExecutor(1) as beside:
         telling = beside.submit(tell)
@@ -119,16 +125,16 @@ def _told(
             stopped.set()
 
 
-def _kept(planned: Plan, source: Source, borrowed: Set[str]) -> tuple[list[list[str]], list[list[Any]]]:
+def _kept(planned: Plan, source: Source) -> tuple[list[list[str]], list[list[str | int]]]:
     """What is linked and what is copied on the host, as stage.prepare and stage.copy take it.
 
-    A folder that is not ours can be changed by others, so it is copied from and not linked to.
+    The source itself may lie there. Others can change it, so it is copied from and not linked to.
     """
-    links = [[f"{link.release}/{link.source}", link.target] for link in planned.links if link.release not in borrowed]
+    links = [[f"{link.release}/{link.source}", link.target] for link in planned.links if link.release != source.path]
     whole = [
         Copy(link.release, Range(link.source, 0, link.size), Range(link.target, 0, link.size))
         for link in planned.links
-        if link.release in borrowed
+        if link.release == source.path
     ]
     pieces = [copy.part(piece) for copy in (*whole, *planned.copies) for piece in source.pieces(copy.target)]
     return links, [[f"{one.release}/{one.source.file}", one.source.start, *one.target] for one in pieces]

@@ -15,12 +15,13 @@ from opsctl.modules import sglang_plan as plan_of
 from opsctl.modules.content import place
 from opsctl.modules.contract import Change, FileDiff, Site
 from opsctl.modules.fields import reveal
-from opsctl.modules.paths import Dress, expected, refuse
+from opsctl.modules.paths import FileAttributes, expected, refuse
 from opsctl.modules.sealed import seal
 from opsctl.modules.sglang_plan import Server, ServerArgs
 from opsctl.sglang.server import command, flags
 from opsctl.text import one_line
 from opsctl.wire import command_line
+from opsctl.wire.calls.files import State, files_link, files_restore
 from opsctl.wire.calls.server import ready_wait, startlog_mark
 from opsctl.wire.protocol import Call, Reply
 
@@ -39,22 +40,22 @@ class Steps:
     said: list[str] = field(default_factory=list)
 
     def file(self, keep: str, path: str, content: str, seen: Reply[Any], mode: int, secret: bool = False) -> None:
-        change = place(path, content.encode(), seen, Dress.model_construct(mode=mode), None, secret)
+        change = place(path, content.encode(), seen, FileAttributes.model_construct(mode=mode), None, secret)
         if change is None:
             return
         for call in change.calls:
             self.calls.append(call.with_args(keep=keep))
-            self.undo.insert(0, Call("files.restore", {"path": call.args["path"], "keep": keep}))
+            self.undo.insert(0, files_restore(call.args["path"], keep))
         self.diffs += change.diffs
         self.said.append(f"write {posixpath.basename(path)}")
 
-    def link(self, path: str, target: str, now: Mapping[str, Any]) -> None:
+    def link(self, path: str, target: str, now: State) -> None:
         if now["kind"] == "link" and now["target"] == target:
             return
         if now["kind"] not in ("absent", "link"):
             raise refuse(path, now, "link")
-        self.calls.append(Call("files.link", {"path": path, "target": target, "expect": expected(now), "keep": LINK}))
-        self.undo.insert(0, Call("files.restore", {"path": path, "keep": LINK}))
+        self.calls.append(files_link(path, target, expect=expected(now), keep=LINK))
+        self.undo.insert(0, files_restore(path, LINK))
         self.said.append(f"switch {path} to {target}")
 
 

@@ -15,6 +15,7 @@ from opsctl.sglang.patches import Patch, Status, patching, patchset, reverting
 from opsctl.sglang.patches.patching import Looked, Place
 from opsctl.sglang.patches.patchset import Entry, FileEdit, Plan
 from opsctl.text import few, printable
+from opsctl.wire.calls.source import patching_restore
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -69,7 +70,7 @@ class SglangPatch(Module[SglangPatchArgs]):
 
     def observe(self, args: SglangPatchArgs, site: Site) -> Sequence[Call[Any]]:
         own, place = _own(args, site), _place(args, site)
-        calls = [patching.request(place, args.patches or (), args.target, patchset.files(own.states))]
+        calls: list[Call[Any]] = [patching.request(place, args.patches or (), args.target, patchset.files(own.states))]
         if args.state == "reverted":
             calls.append(reverting.asking(_root(place, site)))
         elif own.diffs:
@@ -212,4 +213,4 @@ def _change(what: str, looked: Looked, edits: Sequence[FileEdit], call: Call[Any
         )
     diffs = tuple(FileDiff(f"{looked.tree.root}/{e.path}", e.before, e.after) for e in edits)
     summary = printable(f"{what} in {looked.tree.root}: {few([e.path for e in edits])}")
-    return Change(summary, (call,), (Call("patching.restore"),), diffs=diffs)
+    return Change(summary, (call,), (patching_restore(),), diffs=diffs)

@@ -21,6 +21,8 @@ from opsctl.modules.sglang_kinds import (
 )
 from opsctl.modules.sglang_plan import Server, ServerArgs
 from opsctl.secret import Secret
+from opsctl.wire.calls.files import filelook_stat
+from opsctl.wire.calls.source import launchflags_known
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -85,9 +87,8 @@ def _questions(args: ServerArgs, server: Server) -> dict[str, Call[Any]]:
         asked[ENV] = look(server.env_file, follow=False)
     link = args.release_link
     if link is not None:
-        asked[LINK] = Call("filelook.stat", {"path": link, "digest": False})
+        asked[LINK] = filelook_stat(link, digest=False)
     path = server.env.get("PYTHONPATH")
     if server.interpreter is not None and not isinstance(path, Secret):
-        how = {"python": server.interpreter, "cwd": server.cwd, "path": path}
-        asked[FLAGS] = Call("launchflags.known", how)
+        asked[FLAGS] = launchflags_known(server.interpreter, server.cwd, path)
     return asked

@@ -18,8 +18,8 @@ from opsctl.errors import Unreachable
 from opsctl.remote import agent_client
 from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.calls.stage import arrival_nothing, arrival_receive
 from opsctl.wire.chunking import BLOCK
-from opsctl.wire.protocol import Call
 
 # Bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream. A cut loses what is on
 # its way; half the size takes the host a tenth more processor time, and three of those at a time a fifth.
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 def is_far(host: RemoteHost) -> bool:
     """Whether many streams pay. To be asked while the host has nothing else to do."""
     began = time.monotonic()
-    host.call(Call("arrival.nothing"))
+    host.call(arrival_nothing())
     return time.monotonic() - began > FAR
 
 
@@ -164,7 +164,7 @@ class Sending:
         """Fail once the host is gone: streams take long to notice, as one that waits to write hears nothing."""
         try:
             while not self._over.wait(WATCH):
-                self._host.call(Call("arrival.nothing"))
+                self._host.call(arrival_nothing())
         except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
             self._fail(error)
 
@@ -200,7 +200,7 @@ class Sending:
         sessions: list[threading.Thread] = []
 
         def works(agent: AgentClient) -> None:
-            agent.send([Call("arrival.nothing")])[0].wait()
+            agent.send([arrival_nothing()])[0].wait()
             self._works(agent)
             for _ in range(1, self._sessions):
                 self._begin(sessions, partial(self._stream, start, self._works))
@@ -237,7 +237,7 @@ class Sending:
     def _ours(self) -> None:
         """Send over the agent there is, which is not closed."""
         try:
-            self._host.call(Call("arrival.nothing"))  # if our own connection is lost too, a load would be long in it
+            self._host.call(arrival_nothing())  # if our own connection is lost too, a load would be long in it
             self._send(self._host.agent())
         except BaseException as error:  # noqa: BLE001  whatever ends a thread, `send` raises it
             self._fail(error)
@@ -272,8 +272,8 @@ class Sending:
             raise
 
     def _launched(self, agent: AgentClient, load: list[Part]) -> Pending:
-        args = {"folder": self._folder, "parts": [[part.name, part.start, part.end] for part in load]}
-        return agent.send_files(Call("arrival.receive", args), [(part.source, part.start, part.size) for part in load])
+        call = arrival_receive(self._folder, [(part.name, part.start, part.end) for part in load])
+        return agent.send_files(call, [(part.source, part.start, part.size) for part in load])
 
     def _landed(self, flying: deque[tuple[Pending, list[Part]]]) -> None:
         pending, load = flying[0]

@@ -15,6 +15,7 @@ from opsctl.sglang.diagnosis.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 from opsctl.wire import command_line
 from opsctl.wire.calls.server import ServerProcess, servers_find
+from opsctl.wire.calls.source import Lying, survey_look
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -27,7 +28,7 @@ def look(ask: Ask, port: int | None = None) -> Found:
     first: list[Call[Any]] = [
         Call("facts.gather", {"parts": ["host", "user", "gpu"]}),
         servers_find(locate=True),
-        Call("survey.look"),
+        survey_look(),
         gathered.ask(expected),
     ]
     facts, servers, lying, gpus = ask(first)
@@ -39,7 +40,8 @@ def look(ask: Ask, port: int | None = None) -> Found:
         ports = ", ".join(str(port_of(server)) for server in running)
         raise UsageError(f"{len(running)} servers run there", hint=f"name one by --server-port: {ports}")
     process = choose(running, port)
-    found = replace(_lying(_result(lying, {}), facts.result), port=port)
+    lies = None if isinstance(lying, Exception) else lying.result
+    found = replace(_lying(lies, facts.result), port=port)
     if process is not None:
         found = _running(found, process)
     if isinstance(gpus, Reply):
@@ -80,22 +82,22 @@ def _closer(ask: Ask, found: Found, notes: list[str]) -> Found:
     return replace(found, notes=tuple(notes))
 
 
-def _lying(lying: Mapping[str, Any], facts: Mapping[str, Any]) -> Found:
+def _lying(lying: Lying | None, facts: Mapping[str, Any]) -> Found:
     kinds = {
-        "checkout": [str(path) for path in lying.get("checkouts", [])],
-        "environment": [str(path) for path in lying.get("environments", [])],
-        "model_path": [str(model["path"]) for model in lying.get("models", [])],
-        "unit": [str(unit["name"]) for unit in lying.get("units", [])],
+        "checkout": lying["checkouts"] if lying else [],
+        "environment": lying["environments"] if lying else [],
+        "model_path": [model["path"] for model in lying["models"]] if lying else [],
+        "unit": [unit["name"] for unit in lying["units"]] if lying else [],
     }
     first = {kind: paths[0] for kind, paths in kinds.items() if paths}
     return Found(
         name=str((facts.get("host") or {}).get("name") or "host"),
-        home=str(lying.get("home") or (facts.get("user") or {}).get("home") or "/root"),
+        home=str((lying and lying["home"]) or (facts.get("user") or {}).get("home") or "/root"),
         user=(facts.get("user") or {}).get("name"),
         checkout=Checkout(first["checkout"]) if "checkout" in first else None,
         environment=first.get("environment"),
         unit=first.get("unit"),
-        user_unit=bool(lying["units"][0]["user"]) if "unit" in first else False,
+        user_unit=bool(lying and lying["units"] and lying["units"][0]["user"]),
         model=first.get("model_path"),
         others={kind: tuple(paths[1:]) for kind, paths in kinds.items() if paths[1:]},
     )

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from opsctl.agent.checkpoint.safetensors import header_length
 from opsctl.drafter.folder import here, open_folder, read_config
 from opsctl.drafter.judge import Judgement
 from opsctl.drafter.verdict import Verdict
-from opsctl.errors import RemoteError
+from opsctl.errors import OpsctlError, RemoteError
+from opsctl.remote.shapes import checked
 from opsctl.wire.protocol import Call, Reply
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
@@ -210,17 +212,21 @@ def test_a_whole_model_is_no_drafter(tmp_path: Path, judged: Judge) -> None:
 def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None:
     build.torchspec().write(tmp_path / "d")
 
-    def newer(call: Call) -> Reply:
-        reply = here(call)
-        files = [{**file, "owner": "root"} for file in reply.result["files"]]
-        return Reply({**reply.result, "files": files}, reply.body)
+    def told(call: Call[Any], files: list[Any]) -> Reply[Any]:
+        reply = Reply({**here(call).result, "files": files}, here(call).body)
+        understood = checked(call.name, reply, "gpu1")
+        if isinstance(understood, OpsctlError):
+            raise understood
+        return understood
 
-    def odd(call: Call) -> Reply:
-        reply = here(call)
-        return Reply({**reply.result, "files": [{"name": 5}]}, reply.body)
+    def newer(call: Call[Any]) -> Reply[Any]:
+        return told(call, [{**file, "owner": "root"} for file in here(call).result["files"]])
+
+    def odd(call: Call[Any]) -> Reply[Any]:
+        return told(call, [{"name": 5}])
 
     assert open_folder(str(tmp_path / "d"), newer).files == open_folder(str(tmp_path / "d")).files
-    with pytest.raises(RemoteError, match="not understood"):
+    with pytest.raises(RemoteError, match=r"not understood: .*files.*checkpoint\.gather"):
         open_folder(str(tmp_path / "d"), odd)
 
 

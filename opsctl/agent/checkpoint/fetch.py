@@ -16,12 +16,15 @@ import re
 import shutil
 import time
 import urllib.parse
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent.checkpoint.web import SHA256, Missing, Remote, Web, digest_of, shown
 from opsctl.agent.core import durable
 from opsctl.wire import limits
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.checkpoint import Fetched
 
 PIECE = 1 << 20
 RESERVE = 64 << 20  # bytes left free on the disk
@@ -30,11 +33,10 @@ UNUSED = 14 * 86400  # seconds after which what nobody asked for again is remove
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*\Z")
 
 
-def folder(call: Context, source: str, endpoint: str, revision: str = "main") -> Dict[str, Any]:
+def folder(call: Context, source: str, endpoint: str, revision: str = "main") -> Fetched:
     """Get `source`: an http(s) address of a folder, or ORG/NAME of the hub at `endpoint`.
 
-    Body: the token, or nothing. {path, revision, files, size, fetched: bytes that were, removed: [path] of others that
-    were not asked for in a long time}. Progress: {text, fraction}.
+    Body: the token, or nothing. Progress: {text, fraction}.
     Raises AgentError: not-found, permission, no-space, failed.
     """
     web = Web(call.body.decode() or None, source if "://" in source else endpoint)

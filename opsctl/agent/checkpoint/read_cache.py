@@ -52,7 +52,7 @@ def recall(folder: str, stats: Mapping[str, Sequence[int]]) -> Dict[Span, Readin
             with contextlib.suppress(ValueError, TypeError):  # a killed run may leave half a line
                 name, stat, start, end, digest, told = json.loads(line)
                 blocks = bytes.fromhex(told)
-                if stat == stats.get(name) and len(blocks) == BLOCK_DIGEST * blocks_in(start, end):
+                if tuple(stat) == stats.get(name) and len(blocks) == BLOCK_DIGEST * blocks_in(start, end):
                     found[Span(name, start, end)] = Reading(digest, blocks)
     return found
 

@@ -9,12 +9,15 @@ import hashlib
 import os
 import re
 import stat
-from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from opsctl.agent.checkpoint import rows, torchfile
 from opsctl.agent.checkpoint.safetensors import MAX_TENSORS, Damaged, Entry, header_length, parse
 from opsctl.agent.files import regular
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls import checkpoint as told
 
 MAX_FILES = 2000
 MAX_WEIGHT_FILES = 256
@@ -32,17 +35,17 @@ _HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 _EMBEDDING = re.compile(r"^(?!.*\blayers\.).*?\b(embed_tokens|tok_embeddings|word_embeddings|wte)\.weight$")
 
 
-def gather(call: Context, path: str, full: bool = False, follow_links: bool = False) -> Reply[Any]:
+def gather(call: Context, path: str, full: bool = False, follow_links: bool = False) -> Reply[told.Gathered]:
     """Describe the folder. The body holds the mapping tables, at the offsets given in `tables`."""
     files = listing(path)
     weights = _weight_files(files)
     digest = hashlib.sha256()
     body: List[bytes] = []
-    tables: List[Dict[str, Any]] = []
+    tables: List[told.Table] = []
     containers = []
     room = MAX_TENSORS  # in all files together: a whole model named by mistake has 70,000
     for file in weights[:MAX_WEIGHT_FILES]:
-        container: Dict[str, Any] = {
+        container: told.Container = {
             "file": file["name"],
             "tensors": [],
             "samples": [],
@@ -57,7 +60,7 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
                 room -= len(entries)
                 if room < 0:
                     raise Damaged("count", "over %d tensors in the folder: no drafter has so many" % MAX_TENSORS)
-                container["tensors"] = [list(entry) for entry in entries]
+                container["tensors"] = [(e.name, e.dtype, list(e.shape), e.start, e.end) for e in entries]
                 for entry in entries:
                     _table(handle, entry, file["name"], tables, body)
                 container["samples"] = _samples(call, handle, entries, full, digest)
@@ -72,7 +75,7 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
     quantization = _text(path, files, "hf_quant_config.json", MAX_CONFIG, follow_links)
     for text in (settings, index, quantization):
         digest.update((text["text"] or "").encode("utf-8", "surrogatepass"))
-    result = {
+    result: told.Gathered = {
         "files": files,
         "config": settings,
         "index": index,
@@ -85,15 +88,13 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
     return Reply(result, b"".join(body))
 
 
-def config(call: Context, path: str) -> Dict[str, Any]:
+def config(call: Context, path: str) -> told.JsonText:
     """The text of the folder's config.json alone, or the problem with it. A link is followed wherever it leads."""
     return _text(path, listing(path), "config.json", MAX_CONFIG, follow_links=True)
 
 
-def embedding(call: Context, path: str) -> Reply[Any]:
-    """Rows of the folder's embedding, {name, dtype, shape, length}; their first `length` bytes are the body.
-
-    name is None where no embedding is found. Of a whole model it lies in one file of many, often the first. Links are
+def embedding(call: Context, path: str) -> Reply[told.Embedding]:
+    """Rows of the folder's embedding. Of a whole model it lies in one file of many, often the first. Links are
     followed wherever they lead.
     """
     for file in _weight_files(listing(path))[:MAX_WEIGHT_FILES]:
@@ -105,11 +106,12 @@ def embedding(call: Context, path: str) -> Reply[Any]:
                 found = next((e for e in entries if _EMBEDDING.search(e.name) and rows.is_matrix(e)), None)
                 if found is not None:
                     body = rows.spread(handle, found, EMBEDDING_PLACES, EMBEDDING_LENGTH)
-                    told = {"name": found.name, "dtype": found.dtype, "shape": list(found.shape)}
-                    return Reply({**told, "length": len(body) // EMBEDDING_PLACES}, body)
+                    length = len(body) // EMBEDDING_PLACES
+                    shape = list(found.shape)
+                    return Reply({"name": found.name, "dtype": found.dtype, "shape": shape, "length": length}, body)
         except Damaged:
             continue
-    return Reply({"name": None, "dtype": "", "shape": [], "length": 0}, b"")
+    return Reply({"name": None, "dtype": "", "shape": [], "length": 0})
 
 
 def digests(call: Context, path: str, file: str, ranges: List[List[int]], follow_links: bool = False) -> List[str]:
@@ -131,7 +133,7 @@ def digests(call: Context, path: str, file: str, ranges: List[List[int]], follow
     return found
 
 
-def boundaries(path: str, files: List[Dict[str, Any]], follow_links: bool = False) -> Dict[str, List[int]]:
+def boundaries(path: str, files: List[told.Entry], follow_links: bool = False) -> Dict[str, List[int]]:
     """Where tensors begin and end in each weight file; nothing for one that cannot be read as such."""
     found = {}
     for file in _weight_files(files)[:MAX_WEIGHT_FILES]:
@@ -144,7 +146,7 @@ def boundaries(path: str, files: List[Dict[str, Any]], follow_links: bool = Fals
     return found
 
 
-def listing(path: str) -> List[Dict[str, Any]]:
+def listing(path: str) -> List[told.Entry]:
     """Everything in the folder, by name. Raises AgentError."""
     root = os.path.realpath(path)
     try:
@@ -160,10 +162,10 @@ def listing(path: str) -> List[Dict[str, Any]]:
     return [_describe(path, root, name) for name in names]
 
 
-def _describe(path: str, root: str, name: str) -> Dict[str, Any]:
+def _describe(path: str, root: str, name: str) -> told.Entry:
     full = os.path.join(path, name)
     info = os.lstat(full)
-    link = outside = None
+    link, outside = None, False
     if stat.S_ISLNK(info.st_mode):
         link = os.readlink(full)
         outside = os.path.dirname(os.path.realpath(full)) != root
@@ -179,19 +181,19 @@ def _describe(path: str, root: str, name: str) -> Dict[str, Any]:
                 "link": link,
                 "outside": outside,
             }
-    kind = "file" if stat.S_ISREG(info.st_mode) else "folder" if stat.S_ISDIR(info.st_mode) else "other"
+    is_file, is_folder = stat.S_ISREG(info.st_mode), stat.S_ISDIR(info.st_mode)
     return {
         "name": name,
-        "kind": kind,
+        "kind": "file" if is_file else "folder" if is_folder else "other",
         "size": info.st_size,
         "mtime": info.st_mtime_ns,
         "inode": info.st_ino,
         "link": link,
-        "outside": bool(outside),
+        "outside": outside,
     }
 
 
-def _weight_files(files: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def _weight_files(files: List[told.Entry]) -> List[told.Entry]:
     # The server's own order of preference (loader.py _prepare_weights, all versions).
     # A link out of the folder counts whatever it points at: that it is there is what has to be said.
     there = [f for f in files if (f["kind"] != "folder" or f["outside"]) and not _NO_WEIGHTS.search(f["name"])]
@@ -206,7 +208,7 @@ def _weight_files(files: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 _NO_WEIGHTS = re.compile(r"^\.|(training_args|optimizer)\.bin$|(optimizer|scheduler|scaler)\.pt$|^training_state")
 
 
-def _open(path: str, file: Dict[str, Any], follow_links: bool) -> BinaryIO:
+def _open(path: str, file: told.Entry, follow_links: bool) -> BinaryIO:
     """The file, if it is a regular one inside the folder. Raises Damaged."""
     if file["link"] is not None and (file["outside"] or file["kind"] != "file") and not follow_links:
         where = "leaves the folder" if file["outside"] else "leads to no file"
@@ -226,7 +228,7 @@ def _open(path: str, file: Dict[str, Any], follow_links: bool) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def _text(path: str, files: List[Dict[str, Any]], name: str, limit: int, follow_links: bool) -> Dict[str, Any]:
+def _text(path: str, files: List[told.Entry], name: str, limit: int, follow_links: bool) -> told.JsonText:
     file = next((f for f in files if f["name"] == name), None)
     if file is None:
         return {"text": None, "problem": None, "present": False}
@@ -241,7 +243,7 @@ def _text(path: str, files: List[Dict[str, Any]], name: str, limit: int, follow_
         return {"text": None, "problem": {"code": damaged.code, "text": damaged.message}, "present": True}
 
 
-def _entries(handle: BinaryIO, file: Dict[str, Any], digest: Any) -> Tuple[List[Entry], Dict[str, str]]:
+def _entries(handle: BinaryIO, file: told.Entry, digest: Any) -> Tuple[List[Entry], Dict[str, str]]:
     digest.update(("%s %d\n" % (ascii(file["name"]), file["size"])).encode())
     if not file["name"].endswith(".safetensors"):
         entries = torchfile.entries(handle)
@@ -253,7 +255,7 @@ def _entries(handle: BinaryIO, file: Dict[str, Any], digest: Any) -> Tuple[List[
     return parse(header, file["size"])
 
 
-def _table(handle: BinaryIO, entry: Entry, file: str, tables: List[Dict[str, Any]], body: List[bytes]) -> None:
+def _table(handle: BinaryIO, entry: Entry, file: str, tables: List[told.Table], body: List[bytes]) -> None:
     if not ("d2t" in entry.name or "t2d" in entry.name) or sum(map(len, body)) + entry.end - entry.start > MAX_TABLE:
         return
     data = _exactly(handle, entry.start, entry.end)
@@ -261,7 +263,9 @@ def _table(handle: BinaryIO, entry: Entry, file: str, tables: List[Dict[str, Any
     body.append(data)
 
 
-def _samples(call: Context, handle: BinaryIO, entries: List[Entry], full: bool, digest: Any) -> List[List[int]]:
+def _samples(
+    call: Context, handle: BinaryIO, entries: List[Entry], full: bool, digest: Any
+) -> List[Tuple[int, int, int, int]]:
     """Per tensor: blocks read, blocks of zeros only, blocks with NaN or Inf, bytes read."""
     windows = max(2, min(WINDOWS, SAMPLE_BUDGET // (WINDOW * max(1, len(entries)))))
     found = []
@@ -275,7 +279,7 @@ def _samples(call: Context, handle: BinaryIO, entries: List[Entry], full: bool, 
                 size += len(block)
                 zeros += block.count(0) == len(block)
                 wild += has_nonfinite(block, entry.dtype)
-        found.append([blocks, zeros, wild, size])
+        found.append((blocks, zeros, wild, size))
     return found
 
 

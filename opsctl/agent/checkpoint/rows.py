@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, BinaryIO, Dict, List
+from typing import TYPE_CHECKING, BinaryIO, Dict, List, Tuple
 
 from opsctl.agent.checkpoint.safetensors import Damaged, Entry
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.checkpoint import Rows
 
 _PLACES = 240  # evenly spread, so that halves and thirds fall on each other; and as many scattered
 _SCATTER = 2654435761  # Knuth's multiplicative hash
@@ -13,8 +16,8 @@ _BEGIN = 64  # bytes that tell rows of trained numbers apart
 _MOST_PAIRS = 64
 
 
-def alike(handle: BinaryIO, entry: Entry) -> Dict[str, Any]:
-    """{read, alike, pairs}: how many rows were read and how many of those begin as another does, with some pairs.
+def alike(handle: BinaryIO, entry: Entry) -> Rows:
+    """Read rows and tell which begin as another does.
 
     Each place is read with the row after it. Rows filled with one number, as those of padding, do not count as alike.
     """
@@ -27,7 +30,7 @@ def alike(handle: BinaryIO, entry: Entry) -> Dict[str, Any]:
     for row in rows:
         found.setdefault(_row(handle, entry, row, _BEGIN), []).append(row)
     groups = [same for begin, same in found.items() if len(same) > 1 and not _filled(begin)]
-    pairs = [[same[k - 1], same[k]] for same in groups for k in range(1, len(same))]
+    pairs: List[Tuple[int, int]] = [(same[k - 1], same[k]) for same in groups for k in range(1, len(same))]
     return {"read": len(rows), "alike": sum(map(len, groups)), "pairs": pairs[:_MOST_PAIRS]}
 
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat as st
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.core.undo_record import place, save
 from opsctl.agent.files import safepath
@@ -14,6 +14,9 @@ from opsctl.agent.files import state as fs
 from opsctl.agent.files.regular import opened, whole
 from opsctl.agent.files.safepath import Place
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import State
 
 _DIGESTED = 64 << 20  # bytes of a removed file up to which it is read, to know it again
 IN_PLACE = (errno.EBUSY, errno.EXDEV, errno.ETXTBSY)  # the name cannot be replaced: a bind mount, most often
@@ -40,7 +43,7 @@ def image(at: Place, blob: str, shared: bool) -> List[str]:
     return _told(at, left, info.st_nlink > 1 and shared)
 
 
-def put(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
+def put(blob: str, at: Place, before: State, temporary: Place) -> None:
     """Make `at` the file that was kept as `blob`, in one step where the name can be replaced."""
     with safepath.place(blob) as kept:
         _demand_whole(kept, at, before)
@@ -56,7 +59,7 @@ def put(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
                 temporary.unlink()
 
 
-def _put(kept: Place, at: Place, before: fs.State, temporary: Place) -> None:
+def _put(kept: Place, at: Place, before: State, temporary: Place) -> None:
     try:
         kept.link(temporary)
     except OSError:
@@ -67,7 +70,7 @@ def _put(kept: Place, at: Place, before: fs.State, temporary: Place) -> None:
     kept.unlink()  # with another name it would look like a hard link of somebody
 
 
-def overwrite(at: Place, content: bytes, dressed: fs.State) -> None:
+def overwrite(at: Place, content: bytes, dressed: State) -> None:
     """Write into a file whose name cannot be replaced. Not atomic."""
     fd = at.open(os.O_RDWR | os.O_NONBLOCK)
     with os.fdopen(fd, "r+b") as stream:
@@ -81,7 +84,7 @@ def overwrite(at: Place, content: bytes, dressed: fs.State) -> None:
         fs.dress(fd, dressed["mode"], dressed["uid"], dressed["gid"])
 
 
-def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> List[str]:
+def discard(call: Context, at: Place, before: State, keep: Optional[str]) -> List[str]:
     """Make `at` absent; with `keep`, moved into the journal, or copied there from another file system.
 
     Gives what an undo will not bring back, in words.
@@ -94,8 +97,9 @@ def discard(call: Context, at: Place, before: fs.State, keep: Optional[str]) -> 
         return []
     if before["kind"] == "file" and before["size"] <= _DIGESTED and "sha256" not in before:
         with contextlib.suppress(PermissionError):  # who may not read a file may still remove it
-            before = dict(before, sha256=fs.sha256(at.name, dir_fd=at.folder))
-    record: Dict[str, Any] = {"before": before, "after": dict(fs.ABSENT), "trashed": _identity(at)}
+            before = before.copy()
+            before["sha256"] = fs.sha256(at.name, dir_fd=at.folder)
+    record: Dict[str, Any] = {"before": before, "after": fs.ABSENT.copy(), "trashed": _identity(at)}
     with safepath.place(place(call, keep)) as blob:
         save(call, keep, record)
         try:
@@ -138,7 +142,7 @@ def untouched(at: Place, record: Dict[str, Any]) -> bool:
     return at.exists() and _identity(at) == record["trashed"]
 
 
-def recover(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
+def recover(blob: str, at: Place, before: State, temporary: Place) -> None:
     """Move what was discarded back to `at`."""
     with safepath.place(blob) as kept:
         _demand_whole(kept, at, before)
@@ -155,7 +159,7 @@ def recover(blob: str, at: Place, before: fs.State, temporary: Place) -> None:
                     delete(temporary)
 
 
-def _demand_whole(kept: Place, at: Place, before: fs.State) -> None:
+def _demand_whole(kept: Place, at: Place, before: State) -> None:
     """Raise AgentError damaged unless what was kept is what was there: it is never put in the place of a good file."""
     now = fs.state(kept.name, "sha256" in before, dir_fd=kept.folder)
     if any(now.get(key) != before[key] for key in ("kind", "size", "sha256", "target") if key in before):

@@ -9,16 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import stat as st
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.core.undo_record import load, place, save
 from opsctl.agent.files import backups, replace, safepath
 from opsctl.agent.files import state as fs
 from opsctl.agent.files.regular import opened, whole
-from opsctl.agent.files.replace import Owner
 from opsctl.agent.files.safepath import Place
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import Owner, Restored, State
 
 _SHORT = 256 << 10  # bytes of a file up to which its content is told
 
@@ -29,9 +31,9 @@ def write(
     mode: Optional[int] = None,
     owner: Owner = None,
     group: Owner = None,
-    expect: Optional[fs.State] = None,
+    expect: Optional[State] = None,
     keep: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> State:
     """Make `path` a file with the body as its content. Mode and owner default to those it has, else 0644 and ours."""
     path = fs.absolute(path)
     with told("write", path), safepath.place(path) as at:
@@ -60,9 +62,9 @@ def adopt(
     mode: Optional[int] = None,
     owner: Owner = None,
     group: Owner = None,
-    expect: Optional[fs.State] = None,
+    expect: Optional[State] = None,
     keep: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> State:
     """Make `path` the file that arrived as `partial` (see arrival), if its digest is right."""
     partial, path = fs.absolute(partial), fs.absolute(path)
     with told("put in place", path), safepath.place(partial) as arrived, safepath.place(path) as at:
@@ -86,9 +88,9 @@ def attributes(
     mode: Optional[int] = None,
     owner: Owner = None,
     group: Owner = None,
-    expect: Optional[fs.State] = None,
+    expect: Optional[State] = None,
     keep: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> State:
     """Set mode, owner and group of a file or folder."""
     path = fs.absolute(path)
     with told("change", path), safepath.place(path) as at:
@@ -102,7 +104,7 @@ def attributes(
         return fs.of(at, digest=False)
 
 
-def _dress(at: Place, before: fs.State, mode: Optional[int], uid: int, gid: int) -> None:
+def _dress(at: Place, before: State, mode: Optional[int], uid: int, gid: int) -> None:
     """Dress what is there, if it is what was looked at and not a name for another file."""
     with at.held() as handle:
         info = os.stat(handle)
@@ -121,7 +123,7 @@ def mkdir(
     owner: Owner = None,
     group: Owner = None,
     keep: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> State:
     """Make a folder, and those above it that are missing (mode 0755, same owner)."""
     path = fs.absolute(path)
     with told("make folder", path):
@@ -151,9 +153,7 @@ def _exists(path: str) -> bool:
         return at is not None and at.exists()
 
 
-def link(
-    call: Context, path: str, target: str, expect: Optional[fs.State] = None, keep: Optional[str] = None
-) -> Dict[str, Any]:
+def link(call: Context, path: str, target: str, expect: Optional[State] = None, keep: Optional[str] = None) -> State:
     """Make `path` a symbolic link to `target`, replacing another link in one step."""
     path = fs.absolute(path)
     with told("link", path), safepath.place(path) as at:
@@ -167,19 +167,22 @@ def link(
         return fs.of(at)
 
 
-def remove(call: Context, path: str, expect: Optional[fs.State] = None, keep: Optional[str] = None) -> Dict[str, Any]:
+def remove(call: Context, path: str, expect: Optional[State] = None, keep: Optional[str] = None) -> State:
     """Make `path` absent. With `keep` it is moved into the journal, whole; else it is deleted."""
     path = fs.absolute(path)
     with told("remove", path), safepath.there(path) as at:
-        before = fs.of(at, digest=bool(expect and "sha256" in expect)) if at else dict(fs.ABSENT)
+        before = fs.of(at, digest=bool(expect and "sha256" in expect)) if at else fs.ABSENT.copy()
         if before["kind"] == "absent" and not expect:
             return before
         fs.demand(path, before, expect)
         said = backups.discard(call, at, before, keep) if at else []
-        return dict(fs.ABSENT, warning="; ".join(said)) if said else dict(fs.ABSENT)
+        now = fs.ABSENT.copy()
+        if said:
+            now["warning"] = "; ".join(said)
+        return now
 
 
-def restore(call: Context, path: str, keep: str) -> Dict[str, Any]:
+def restore(call: Context, path: str, keep: str) -> Restored:
     """Put `path` back as it was before the change that kept `keep`; a third party's later change is a conflict."""
     path = fs.absolute(path)
     record = load(call, keep)
@@ -227,14 +230,14 @@ def foreseen(call: Context, path: str, keep: str) -> Optional[Foreseen]:
         return None
     path = fs.absolute(path)
     with told("read", path), safepath.there(path) as at, safepath.place(place(call, keep)) as kept:
-        now = fs.of(at, digest=False) if at else dict(fs.ABSENT)
+        now = fs.of(at, digest=False) if at else fs.ABSENT.copy()
         if any(one["kind"] not in ("file", "absent") or one.get("size", 0) > _SHORT for one in (now, before, after)):
             return None
         now = fs.of(at) if at else now
         return Foreseen(_ours(now, before, after), _content(at, now), _content(kept, before))
 
 
-def _content(at: Optional[Place], state: fs.State) -> Optional[bytes]:
+def _content(at: Optional[Place], state: State) -> Optional[bytes]:
     if at is None or state["kind"] == "absent":
         return None
     with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
@@ -254,14 +257,14 @@ def _restore(call: Context, at: Place, keep: str, record: Dict[str, Any], tempor
     return True
 
 
-def _ours(now: fs.State, before: fs.State, after: fs.State) -> bool:
+def _ours(now: State, before: State, after: State) -> bool:
     if after["kind"] in ("absent", "link"):
         return not fs.differs(now, after) and now["kind"] == after["kind"]
     return fs.between(now, before, after)
 
 
 def _put_back(
-    call: Context, at: Place, before: fs.State, now: fs.State, keep: str, record: Dict[str, Any], temporary: Place
+    call: Context, at: Place, before: State, now: State, keep: str, record: Dict[str, Any], temporary: Place
 ) -> None:
     if record.get("trashed"):
         backups.recover(place(call, keep), at, before, temporary)

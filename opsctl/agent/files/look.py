@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Dict
 
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.files import prospects, safepath
@@ -13,6 +13,9 @@ from opsctl.agent.files import state as fs
 from opsctl.agent.files.regular import opened, whole
 from opsctl.agent.files.safepath import Place
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import Owner, Part, State, Tree
 
 MOST_ENTRIES = 100000  # of a tree
 
@@ -23,9 +26,9 @@ def stat(
     digest: bool = True,
     content: int = 0,
     follow: bool = False,
-    owner: prospects.Owner = None,
-    group: prospects.Owner = None,
-) -> Reply[Any]:
+    owner: Owner = None,
+    group: Owner = None,
+) -> Reply[State]:
     """The state of a path, and the bytes of a regular file of at most `content` bytes as the body.
 
     The bytes of what may be somebody's hard link to a file that is not theirs stay here: `planted` is true then.
@@ -37,24 +40,24 @@ def stat(
         real = safepath.resolved(path) if follow else path
         body = b""
         with safepath.there(real) as at:
-            found = fs.of(at, False) if at else dict(fs.ABSENT)
+            found = fs.of(at, False) if at else fs.ABSENT.copy()
             if at and found["kind"] == "file" and found["size"] <= content:
                 with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
                     data, info = whole(stream, content + 1), os.fstat(stream.fileno())
-                found.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+                found["size"], found["sha256"] = len(data), hashlib.sha256(data).hexdigest()
                 if at.planted(info) and info.st_uid != os.fstat(at.folder).st_uid:
                     found["planted"] = True  # what is in it is not for whom this path is of
                 else:
                     body, found["content"] = data, True
             elif at and found["kind"] == "file" and digest:
                 found["sha256"] = fs.sha256(at.name, call, at.folder)
-            found.update(prospects.of(real, at, found, owner, group))
+            prospects.of(real, at, found, owner, group)
     if follow:
         found["real"] = real
     return Reply(found, body)
 
 
-def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply[Any]:
+def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply[Part]:
     """Up to `limit` bytes from `offset` (negative: from the end) and the size of the whole."""
     path = fs.absolute(path)
     with told("read", path), opened(path) as stream:
@@ -64,15 +67,13 @@ def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Rep
         return Reply({"size": size, "offset": start}, whole(stream, limit))
 
 
-def tree(
-    call: Context, path: str, digest: bool = True, owner: prospects.Owner = None, group: prospects.Owner = None
-) -> Dict[str, Any]:
+def tree(call: Context, path: str, digest: bool = True, owner: Owner = None, group: Owner = None) -> Tree:
     """States of a folder and of everything below it, by relative path. Links are listed, not followed.
 
     Each has what would keep a change from being made, see prospects.
     """
     path = fs.absolute(path)
-    entries: Dict[str, Any] = {}
+    entries: Dict[str, State] = {}
 
     def visit(folder: int, above: str) -> None:
         closed = prospects.closed(folder, os.path.join(path, above))
@@ -86,14 +87,14 @@ def tree(
                 except PermissionError:  # perhaps nobody wants to change it
                     found = fs.of(at, False)
                 entries[os.path.join(above, name)] = found
-                found.update(prospects.barred(at, found, closed, owner, group))
+                found["barred"] = prospects.barred(at, found, closed, owner, group)
                 if found["kind"] == "dir":
                     with contextlib.suppress(PermissionError), at.entered() as below:
                         visit(below, os.path.join(above, name))
 
     with told("list", path), safepath.there(path) as at:
-        top = fs.of(at, False) if at else dict(fs.ABSENT)
-        top.update(prospects.of(path, at, top, owner, group))
+        top = fs.of(at, False) if at else fs.ABSENT.copy()
+        prospects.of(path, at, top, owner, group)
         if at and top["kind"] == "dir":
             with at.entered() as folder:
                 visit(folder, "")

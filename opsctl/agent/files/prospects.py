@@ -1,10 +1,9 @@
 """What would keep a file from being changed: rights, a folder that is missing, a disk that is read-only or full.
 
-It is told with the state of a path, so that check mode says what a run would fail with:
+It is told with the state of a path, so that check mode says what a run would fail with: what bars each change, the
+folder in which something would be made (`ground`), and the free bytes there.
 
-    {"barred": {change: [kind, message]}, "ground": the folder in which something would be made, "free": bytes there}
-
-`change` is the name of a call of `files`, "inside" for anything in a folder, or "owner" where it may not be given to
+A change has the name of a call of `files`, "inside" for anything in a folder, or "owner" where it may not be given to
 whom it is meant for; changes that nothing bars are left out.
 """
 
@@ -13,19 +12,19 @@ from __future__ import annotations
 import contextlib
 import os
 import stat as st
-from typing import Any, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Dict, List, Optional
 
 from opsctl.agent.files import safepath
 from opsctl.agent.files import state as fs
 from opsctl.agent.files.safepath import Place
 from opsctl.wire.protocol import AgentError
 
-Owner = Union[str, int, None]
-Bar = List[str]  # kind and message, as of an AgentError
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import Bar, Owner, State
 
 
-def of(path: str, at: Optional[Place], found: fs.State, owner: Owner, group: Owner) -> Dict[str, Any]:
-    """All of it for one path. `at`: its place, None where the folder that would hold it is missing."""
+def of(path: str, at: Optional[Place], found: State, owner: Owner, group: Owner) -> None:
+    """Add all of it to the state of a path. `at`: its place, None where the folder that would hold it is missing."""
     parent = ground = os.path.dirname(path)
     in_the_way = None  # type: Optional[Bar]
     while not _is_folder(ground):
@@ -39,16 +38,18 @@ def of(path: str, at: Optional[Place], found: fs.State, owner: Owner, group: Own
     with safepath.folder(ground) as fd:
         shut = closed(fd, ground)
         if at:
-            told = barred(at, found, shut, owner, group)
+            bars = barred(at, found, shut, owner, group)
         else:
             missing = in_the_way or ["not-found", "the folder %s does not exist" % parent]
-            told = barred(Place(fd, ".", path), found, missing, owner, group)
-            told["barred"]["mkdir"] = in_the_way or shut
-            told["barred"] = {change: bar for change, bar in told["barred"].items() if bar}
-    return dict(told, ground=ground, free=free)
+            bars = barred(Place(fd, ".", path), found, missing, owner, group)
+            bars.pop("mkdir", None)
+            unmade = in_the_way or shut
+            if unmade:
+                bars["mkdir"] = unmade
+    found["barred"], found["ground"], found["free"] = bars, ground, free
 
 
-def barred(at: Place, found: fs.State, shut: Optional[Bar], owner: Owner, group: Owner) -> Dict[str, Any]:
+def barred(at: Place, found: State, shut: Optional[Bar], owner: Owner, group: Owner) -> Dict[str, Bar]:
     """What bars changes of something in a folder. `shut`: why nothing can be put into it, as of `closed`."""
     stuck = shut or (_stuck(at, found) if found["kind"] != "absent" else None)
     bars: Dict[str, Optional[Bar]] = dict.fromkeys(("write", "link", "remove"), stuck)
@@ -70,7 +71,7 @@ def barred(at: Place, found: fs.State, shut: Optional[Bar], owner: Owner, group:
     if found["kind"] in ("file", "dir"):
         bars["attributes"] = _fixed(at, found)
     bars["owner"] = _kept(at, found, owner, group)
-    return {"barred": {change: bar for change, bar in bars.items() if bar}}
+    return {change: bar for change, bar in bars.items() if bar}
 
 
 def closed(folder: int, path: str) -> Optional[Bar]:
@@ -86,7 +87,7 @@ def closed(folder: int, path: str) -> Optional[Bar]:
     return ["permission", "%s cannot write in %s: %s" % (safepath.user(os.geteuid()), path, why)]
 
 
-def _stuck(at: Place, found: fs.State) -> Optional[Bar]:
+def _stuck(at: Place, found: State) -> Optional[Bar]:
     """Why something cannot be renamed, though its folder can be written."""
     info, us = os.fstat(at.folder), os.geteuid()
     if info.st_mode & st.S_ISVTX and us not in (0, info.st_uid, found["uid"]):
@@ -104,7 +105,7 @@ def _groups() -> List[int]:
     return [os.getegid(), *os.getgroups()]
 
 
-def _fixed(at: Place, found: fs.State) -> Optional[Bar]:
+def _fixed(at: Place, found: State) -> Optional[Bar]:
     if os.fstatvfs(at.folder).f_flag & os.ST_RDONLY:
         return ["read-only", "the file system of %s is mounted read-only" % at.path]
     if os.geteuid() in (0, found["uid"]):
@@ -112,7 +113,7 @@ def _fixed(at: Place, found: fs.State) -> Optional[Bar]:
     return ["permission", "only %s and root may change the attributes of %s" % (found["owner"], at.path)]
 
 
-def _kept(at: Place, found: fs.State, owner: Owner, group: Owner) -> Optional[Bar]:
+def _kept(at: Place, found: State, owner: Owner, group: Owner) -> Optional[Bar]:
     """Why it cannot be given to an owner and group."""
     try:
         uid, gid = fs.uid_of(owner), fs.gid_of(group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, List, Optional
 
 from opsctl.agent.core.undo_record import place, save
 from opsctl.agent.files import backups
@@ -12,7 +12,8 @@ from opsctl.agent.files import state as fs
 from opsctl.agent.files.safepath import Place
 from opsctl.wire.protocol import AgentError, Context
 
-Owner = Union[str, int, None]
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import Owner, State
 
 
 def replace(
@@ -22,16 +23,17 @@ def replace(
     mode: Optional[int],
     owner: Owner,
     group: Owner,
-    expect: Optional[fs.State],
+    expect: Optional[State],
     keep: Optional[str],
-) -> Dict[str, Any]:
+) -> State:
     """Make `at` the file `temporary`, or write the call's body into it where there is none. Gives its new state."""
     before = fs.of(at)
     fs.demand(at.path, before, expect)
     if before["kind"] not in ("absent", "file"):
         raise AgentError("exists", "%s is a %s, not a file" % (at.path, before["kind"]), path=at.path)
     uid, gid = fs.uid_of(owner), fs.gid_of(group)
-    bare = before if before["kind"] == "file" else {"mode": 0o644, "uid": os.geteuid(), "gid": -1}
+    new: State = {"kind": "file", "mode": 0o644, "uid": os.geteuid(), "gid": -1}
+    bare = before if before["kind"] == "file" else new
     after = dressed(bare, mode, uid, gid)
     names = at.stat().st_nlink if before["kind"] == "file" else 1
     said = []  # type: List[str]
@@ -47,7 +49,8 @@ def replace(
             if before["kind"] != "file":
                 raise
             return _in_place(call, at, _content(fd), before, after, keep)
-        after = dict(fs.of(temporary), **{key: value for key, value in after.items() if key in ("uid", "mode")})
+        given, after = after, fs.of(temporary)
+        after["uid"], after["mode"] = given["uid"], given["mode"]
         save(call, keep, {"before": before, "after": after})
         os.fsync(fd)
         try:
@@ -64,7 +67,9 @@ def replace(
         said.insert(0, _apart(at, names))
     if lost:
         said.insert(0, "%s could not keep %s" % (at.path, ", ".join(lost)))
-    return dict(after, warning="; ".join(said)) if said else after
+    if said:
+        after["warning"] = "; ".join(said)
+    return after
 
 
 def _content(fd: int) -> bytes:
@@ -73,7 +78,7 @@ def _content(fd: int) -> bytes:
         return stream.read()
 
 
-def _dress_new(fd: int, at: Place, before: fs.State, after: fs.State) -> List[str]:
+def _dress_new(fd: int, at: Place, before: State, after: State) -> List[str]:
     """Give a new file what it is to have, while nobody else can open it. Gives the attributes it could not get."""
     if (after["uid"], after["gid"]) != (os.geteuid(), -1):
         os.fchown(fd, after["uid"], after["gid"])
@@ -109,13 +114,12 @@ def temporary_for(call: Context, at: Place, keep: Optional[str]) -> Place:
     return temporary
 
 
-def dressed(before: fs.State, mode: Optional[int], uid: int, gid: int) -> fs.State:
-    return dict(
-        before,
-        mode=before["mode"] if mode is None else mode,
-        uid=before["uid"] if uid == -1 else uid,
-        gid=before["gid"] if gid == -1 else gid,
-    )
+def dressed(before: State, mode: Optional[int], uid: int, gid: int) -> State:
+    after = before.copy()
+    after["mode"] = before["mode"] if mode is None else mode
+    after["uid"] = before["uid"] if uid == -1 else uid
+    after["gid"] = before["gid"] if gid == -1 else gid
+    return after
 
 
 def gone(at: Place) -> None:
@@ -123,9 +127,7 @@ def gone(at: Place) -> None:
         at.unlink()
 
 
-def _in_place(
-    call: Context, at: Place, content: bytes, before: fs.State, after: fs.State, keep: Optional[str]
-) -> Dict[str, Any]:
+def _in_place(call: Context, at: Place, content: bytes, before: State, after: State, keep: Optional[str]) -> State:
     """Overwrite the bytes of a name that cannot be replaced. Not atomic, so the caller is told."""
     if keep is not None:
         backups.image(at, place(call, keep), shared=False)
@@ -133,4 +135,5 @@ def _in_place(
     backups.overwrite(at, content, after)
     now = fs.of(at)
     save(call, keep, {"before": before, "after": now})
-    return dict(now, warning="%s could not be replaced in one step (a mount point?); it was overwritten" % at.path)
+    now["warning"] = "%s could not be replaced in one step (a mount point?); it was overwritten" % at.path
+    return now

@@ -1,10 +1,6 @@
 """How a path is, as plain data; whether it is as expected; replacing it in one step.
 
-A state is `{"kind": "absent"}`, or one of
-    {"kind": "file", "mode", "uid", "gid", "owner", "group", "size", "sha256"}     sha256 only where it was asked for
-    {"kind": "dir", "mode", "uid", "gid", "owner", "group"}
-    {"kind": "link", "target", "uid", "gid", "owner", "group"}
-    {"kind": "other", "mode", ...}                                                 sockets, devices, pipes
+A state is `wire.calls.files.State`; `other` is for sockets, devices and pipes.
 """
 
 from __future__ import annotations
@@ -15,13 +11,15 @@ import hashlib
 import os
 import pwd
 import stat as st
-from typing import Any, BinaryIO, Dict, Iterable, List, Optional, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterable, List, Optional, Union
 
 from opsctl.agent.files.regular import opened
 from opsctl.agent.files.safepath import Place, user
 from opsctl.wire.protocol import AgentError, Context
 
-State = Dict[str, Any]
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import Owner, State
+
 CHUNK = 1 << 20
 SHAPE = ("kind", "sha256", "target")  # what a path is
 ATTRIBUTES = ("mode", "uid", "gid")  # changed one by one, so a change cut half way leaves a mixture
@@ -43,18 +41,24 @@ def state(path: str, digest: bool = True, call: Optional[Context] = None, dir_fd
     try:
         info = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
-        return dict(ABSENT)
-    found: State = {"uid": info.st_uid, "gid": info.st_gid, "owner": user(info.st_uid), "group": _group(info.st_gid)}
+        return ABSENT.copy()
+    found: State = {
+        "kind": "other",
+        "uid": info.st_uid,
+        "gid": info.st_gid,
+        "owner": user(info.st_uid),
+        "group": _group(info.st_gid),
+    }
     if st.S_ISLNK(info.st_mode):
-        return dict(found, kind="link", target=os.readlink(path, dir_fd=dir_fd))
+        found["kind"], found["target"] = "link", os.readlink(path, dir_fd=dir_fd)
+        return found
     found["mode"] = st.S_IMODE(info.st_mode)
     if st.S_ISDIR(info.st_mode):
-        return dict(found, kind="dir")
-    if not st.S_ISREG(info.st_mode):
-        return dict(found, kind="other")
-    found.update(kind="file", size=info.st_size)
-    if digest:
-        found["sha256"] = sha256(path, call, dir_fd)
+        found["kind"] = "dir"
+    elif st.S_ISREG(info.st_mode):
+        found["kind"], found["size"] = "file", info.st_size
+        if digest:
+            found["sha256"] = sha256(path, call, dir_fd)
     return found
 
 
@@ -85,8 +89,8 @@ def parts(stream: BinaryIO) -> Iterable[bytes]:
 def differs(now: State, expected: State) -> Optional[str]:
     """How `now` is not as expected, in words; None if it is. Only what `expected` mentions is compared."""
     for key in SHAPE + ATTRIBUTES:
-        if key in expected and key in now and now[key] != expected[key]:
-            return "%s is %s, not %s" % (key, _shown(key, now[key]), _shown(key, expected[key]))
+        if key in expected and key in now and now.get(key) != expected.get(key):
+            return "%s is %s, not %s" % (key, _shown(key, now.get(key)), _shown(key, expected.get(key)))
         if key in ("kind", "target") and key in expected and key not in now:
             return "it is a %s" % now["kind"]
     return None
@@ -105,7 +109,7 @@ def between(now: State, before: State, after: State) -> bool:
     return shaped and all(now.get(k) in (before.get(k), after.get(k)) for k in ATTRIBUTES)
 
 
-def uid_of(owner: Union[str, int, None]) -> int:
+def uid_of(owner: Owner) -> int:
     """-1 (leave) for None. Raises AgentError for an unknown user."""
     if owner is None:
         return -1
@@ -117,7 +121,7 @@ def uid_of(owner: Union[str, int, None]) -> int:
         raise AgentError("invalid", "there is no user %r on this host" % owner) from None
 
 
-def gid_of(group: Union[str, int, None]) -> int:
+def gid_of(group: Owner) -> int:
     if group is None:
         return -1
     if isinstance(group, int) or group.isdigit():

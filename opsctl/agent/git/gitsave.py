@@ -8,7 +8,7 @@ import shutil
 import stat as st
 import tempfile
 import time
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent.core.durable import sync_folder
 from opsctl.agent.core.undo_record import place, save
@@ -18,6 +18,9 @@ from opsctl.agent.files.regular import opened
 from opsctl.agent.git import checkout
 from opsctl.agent.git.gitrun import git, text
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import State
 
 MOST_UNTRACKED = 64 << 20  # bytes of untracked files that go into the patch; they stay in place in any case
 
@@ -173,10 +176,10 @@ def _as_it_was(source: BinaryIO, target: BinaryIO) -> None:
     os.fsync(target.fileno())
 
 
-def _state(path: str, name: str) -> fs.State:
+def _state(path: str, name: str) -> State:
     """How a file of the checkout is; what a link on the way leads to is none."""
     above = os.path.dirname(os.path.join(os.path.realpath(path), name))
-    return fs.state(os.path.join(path, name)) if os.path.realpath(above) == above else dict(fs.ABSENT)
+    return fs.state(os.path.join(path, name)) if os.path.realpath(above) == above else fs.ABSENT.copy()
 
 
 def _clear(full: str) -> None:

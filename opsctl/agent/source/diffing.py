@@ -10,7 +10,7 @@ import stat
 import subprocess
 import tempfile
 import zlib
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.core.users import User
@@ -19,14 +19,15 @@ from opsctl.agent.git import checkout
 from opsctl.agent.source.source import run
 from opsctl.wire.protocol import AgentError, Context, Reply
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.source import DiffChange, DiffsTried, DiffTried
 
-def attempt(call: Context, root: str, sizes: List[int]) -> Reply[Any]:
+
+def attempt(call: Context, root: str, sizes: List[int]) -> Reply[DiffsTried]:
     """Apply diffs to a copy of the files they name, one upon the other, as `git apply --3way` does.
 
     The diffs lie one after the other in the body, `sizes` bytes each. The tree and its index are left alone. A
     three-way merge needs a git checkout.
-    Result: {diffs: [{applies, already, message, paths: of the files it names}], changes: [{path,
-    before: sha256 | None, mode: of the new file, old: size | None, new: size | None}]}.
     Body: old and new contents of each change, zlib.
     """
     root = os.path.realpath(os.path.expanduser(root))
@@ -35,20 +36,21 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply[Any]:
     os.mkdir(work)
     try:
         before: Dict[str, Optional[bytes]] = {}
-        answers, offset = [], 0
+        answers: List[DiffTried] = []
+        offset = 0
         for size in sizes:
             diff, names = call.body[offset : offset + size], []  # type: bytes, List[str]
             offset += size
             try:
                 names = _named(scratch, work, diff)
                 before.update({path: _copied(root, work, path) for path in names if path not in before})
-                answer = _one(root, scratch, work, diff, names)
+                answers.append(_one(root, scratch, work, diff, names))
             except AgentError as error:  # the others are tried all the same
                 if error.kind != "invalid":
                     raise
-                answer = {"applies": False, "already": False, "message": error.message}
-            answers.append(dict(answer, paths=names))
-        changes, parts = [], []
+                answers.append({"applies": False, "already": False, "message": error.message, "paths": names})
+        changes: List[DiffChange] = []
+        parts: List[bytes] = []
         for path, old in before.items():
             new, mode = _read(os.path.join(work, path), path)
             if new != old:
@@ -67,11 +69,11 @@ def attempt(call: Context, root: str, sizes: List[int]) -> Reply[Any]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _one(root: str, scratch: str, work: str, diff: bytes, names: List[str]) -> Dict[str, Any]:
+def _one(root: str, scratch: str, work: str, diff: bytes, names: List[str]) -> DiffTried:
     apply = ["apply", "--whitespace=nowarn"]
     plain = _alone(scratch)
     if _git(work, [*apply, "--check", "--reverse", "-"], plain, diff).returncode == 0:
-        return {"applies": True, "already": True, "message": ""}
+        return {"applies": True, "already": True, "message": "", "paths": names}
     held = {path: _read(os.path.join(work, path), path) for path in names}
     done = _git(work, [*apply, "-"], plain, diff)
     merging = _merging(root, scratch, work) if done.returncode else None
@@ -89,7 +91,7 @@ def _one(root: str, scratch: str, work: str, diff: bytes, names: List[str]) -> D
     if not applies:
         for path, (content, mode) in held.items():  # what it has left is not what the next one is to find
             _put(os.path.join(work, path), content, mode)
-    return {"applies": applies, "already": False, "message": message}
+    return {"applies": applies, "already": False, "message": message, "paths": names}
 
 
 def _told(work: str, names: List[str], message: str) -> str:

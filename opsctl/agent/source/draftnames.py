@@ -6,10 +6,13 @@ import json
 import os
 import re
 import struct
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from opsctl.agent.files.regular import opened, whole
 from opsctl.wire.protocol import AgentError
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.source import DraftNames
 
 _CONFIG_LIMIT = 4 << 20
 _HEADER_LIMIT = 16 << 20
@@ -18,8 +21,8 @@ _UNREADABLE = (OSError, ValueError, RecursionError, AgentError)
 _OF_A_LAYER = re.compile(r"(^|\.)(midlayer|layers\.\d+)\.")
 
 
-def told(path: str) -> Dict[str, Any]:
-    """{path, architectures, layers}: `layers` are names of its layers' tensors, None where they cannot be read here."""
+def told(path: str) -> DraftNames:
+    """Tell what the draft model in a folder is."""
     return {"path": path, "architectures": architectures(path), "layers": _layers(path)}
 
 

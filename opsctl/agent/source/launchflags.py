@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Optional
 
 from opsctl.agent.source import interpreter
 from opsctl.wire.protocol import Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.source import Flags
 
 _LIMIT = 20.0  # seconds
 
@@ -58,8 +61,8 @@ print(json.dumps({"package": top, "flags": sorted(found)}))
 """
 
 
-def known(call: Context, python: str, cwd: Optional[str] = None, path: Optional[str] = None) -> Dict[str, Any]:
-    """{package, flags}: what the server would import and the flags it takes; both None where that cannot be told.
+def known(call: Context, python: str, cwd: Optional[str] = None, path: Optional[str] = None) -> Flags:
+    """Tell what the server would import, and the flags that this takes.
 
     python: the interpreter that serves, started in `cwd` with PYTHONPATH `path`, as the server is.
     """
@@ -67,7 +70,7 @@ def known(call: Context, python: str, cwd: Optional[str] = None, path: Optional[
     if path is not None:
         environment["PYTHONPATH"] = path
     found = interpreter.answer(python, _SCRIPT, os.path.expanduser(cwd) if cwd else None, environment, _LIMIT)
-    return {"package": None, "flags": None} if found is None else dict(found)
+    return {"package": None, "flags": None} if found is None else found
 
 
 CALLS = {"known": known}

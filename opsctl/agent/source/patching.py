@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.core import runs
 from opsctl.agent.core.record import Record
@@ -17,6 +17,10 @@ from opsctl.agent.files.regular import opened, whole
 from opsctl.agent.source import source
 from opsctl.wire.protocol import AgentError, Context, Reply
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.files import State
+    from opsctl.wire.calls.source import About, Applied, Edit, PatchStep, Restored, Written
+
 RECORD = "patching"  # of a journal step: which tree, which patches, which files
 _MOST = 64 << 20  # bytes of before-images that are sent back
 
@@ -24,12 +28,12 @@ _MOST = 64 << 20  # bytes of before-images that are sent back
 def apply(
     call: Context,
     root: str,
-    edits: List[Dict[str, Any]],
+    edits: List[Edit],
     about: Optional[Dict[str, Any]] = None,
     python: str = "",
     script: Optional[str] = None,
     code: Tuple[str, ...] = (),
-) -> Dict[str, Any]:
+) -> Written:
     """Make edits, compile and prove them with the interpreter `python`; where anything fails, everything is put back.
 
     edits: [{path (relative to root), before: sha256 | None (absent), size: of the new content | None (remove), mode}],
@@ -58,7 +62,7 @@ def apply(
     return {"written": [edit["path"] for edit in edits]}
 
 
-def restore(call: Context) -> Dict[str, Any]:
+def restore(call: Context) -> Restored:
     """Put the files of this journal step back as they were. What someone else has changed since is a conflict."""
     record = load(call, RECORD)
     errors = _restore(call, record["places"]) if record else []
@@ -67,28 +71,30 @@ def restore(call: Context) -> Dict[str, Any]:
     return {"restored": bool(record)}
 
 
-def applied(call: Context, root: str) -> Reply[Any]:
+def applied(call: Context, root: str) -> Reply[Applied]:
     """Journal steps that have patched this tree and stand, oldest first, and its files as they are now.
 
-    Result: {steps: [{about, files: {path: [sha256 before | None, sha256 after | None]}}], now: {path: sha256 | None},
-    images: [[sha256, size]]}. Body: the before-images and the files as they are, zlib.
+    Body: the before-images and the files as they are, zlib.
     """
     root = os.path.realpath(os.path.expanduser(root))
-    steps, images, now = [], {}, {}  # type: List[Dict[str, Any]], Dict[str, bytes], Dict[str, Optional[str]]
+    steps: List[PatchStep] = []
+    images: Dict[str, bytes] = {}
+    now: Dict[str, Optional[str]] = {}
     records = [runs.read(name) for name in reversed(runs.names())]
     for step in (step for record in records for step in _standing(call, record, root)):
         folder, record = step
-        changed = {}
+        about: About = {"patches": record.get("patches", {}), "reverted": record.get("reverted", [])}
+        changed: Dict[str, Tuple[Optional[str], Optional[str]]] = {}
         for number, (path, place) in enumerate(zip(record["paths"], record["places"])):
             kept = load(Nested(call, b"", folder), str(number))
             if kept is None or kept["after"] is None:
                 continue
-            changed[path] = [kept["before"].get("sha256"), kept["after"].get("sha256")]
+            changed[path] = (kept["before"].get("sha256"), kept["after"].get("sha256"))
             now[path] = _image(place, images)
             if kept["before"].get("sha256") not in (None, *images):
                 _image(os.path.join(folder, str(number)), images)
-        steps.append({"about": record, "files": changed})
-    told = {"steps": steps, "now": now, "images": [[sha256, len(data)] for sha256, data in images.items()]}
+        steps.append({"about": about, "files": changed})
+    told: Applied = {"steps": steps, "now": now, "images": [(sha256, len(data)) for sha256, data in images.items()]}
     return Reply(told, zlib.compress(b"".join(images.values()), 6))
 
 
@@ -122,7 +128,7 @@ def _image(path: str, images: Dict[str, bytes]) -> Optional[str]:
     return sha256
 
 
-def _make(call: Context, keep: str, place: str, edit: Dict[str, Any], content: bytes) -> None:
+def _make(call: Context, keep: str, place: str, edit: Edit, content: bytes) -> None:
     inner = Nested(call, content, call.blobs or "")
     if edit["size"] is None:
         changes.remove(inner, place, expect=_state(edit["before"]), keep=keep)
@@ -135,7 +141,7 @@ def _make(call: Context, keep: str, place: str, edit: Dict[str, Any], content: b
 def _prove(
     call: Context,
     root: str,
-    edits: List[Dict[str, Any]],
+    edits: List[Edit],
     parts: List[bytes],
     python: str,
     script: Optional[str],
@@ -167,8 +173,8 @@ def _restore(call: Context, places: List[str]) -> List[AgentError]:
     return errors
 
 
-def _state(sha256: Optional[str]) -> Dict[str, Any]:
-    return dict(fs.ABSENT) if sha256 is None else {"kind": "file", "sha256": sha256}
+def _state(sha256: Optional[str]) -> State:
+    return fs.ABSENT.copy() if sha256 is None else {"kind": "file", "sha256": sha256}
 
 
 def _inside(root: str, path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from opsctl.agent.server import modelpath, servers
 from opsctl.agent.source import draftnames, source
@@ -13,6 +13,7 @@ from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.server import ServerProcess
+    from opsctl.wire.calls.source import PatchLook
 
 
 def look(
@@ -27,14 +28,12 @@ def look(
     path: Optional[str] = None,
     drafter: Optional[str] = None,
     cwd: Optional[str] = None,
-) -> Reply[Any]:
+) -> Reply[PatchLook]:
     """`source.gather` of the tree, with the servers of the host and what they import. Without `root`: the tree served.
 
     The classes of the target's config.json are gathered too: `model`, or what the server on `port` serves.
     `python`: interpreter that serves, asked with PYTHONPATH `path` which package it imports where no server runs.
     `drafter`: folder of the draft model, where no server runs that names one. `cwd`: where a server would be started.
-    Result: also {servers: as servers.find, architectures, imported: package folder | None, readonly: [path],
-    drafter: as draftnames.told | None}.
     """
     found = servers.find(call)
     serving = next((one for one in found if command_line.port(one["argv"]) == port), None)
@@ -54,14 +53,15 @@ def look(
     asking.finish()
     top = os.path.join(reply.result["root"], reply.result["prefix"])
     paths = (entry["path"] for entry in reply.result["files"] if not entry["head"])
-    more = {
+    result: PatchLook = {
+        **reply.result,
         "servers": found,
         "architectures": architectures,
         "imported": os.path.realpath(asking.imported) if asking.imported else None,
         "drafter": draftnames.told(drafter) if drafter else None,
         "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
     }
-    return Reply(dict(reply.result, **more), reply.body)
+    return Reply(result, reply.body)
 
 
 class _Imports(threading.Thread):

@@ -14,13 +14,16 @@ import re
 import subprocess
 import sys
 import zlib
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from opsctl.agent.core import rights
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.files.regular import opened, whole
 from opsctl.agent.git import checkout
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.source import Gathered, GatheredFile, Git, Grepped, Match, Proved
 
 PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
 MAX_GATHER = 32 << 20
@@ -36,13 +39,10 @@ def gather(
     classes: Tuple[str, ...] = (),
     exists: Tuple[str, ...] = (),
     everywhere: bool = False,
-) -> Reply[Any]:
+) -> Reply[Gathered]:
     """The package-relative `files`, the files that define `classes` with what those build on, and the state of git.
 
     Classes are looked for among the models; `everywhere`: then in the whole package, functions too.
-    Result: {root, prefix, commit, dirty, git_refused, exists, files: [{path, size, sha256, head}], classes: {name:
-    [path]}, too_large: [path], names: [class name]}; `head` marks a changed file as the commit has it; `names` is only
-    there if a class was not found; `git_refused` says why git was not asked, None where it was or there is no checkout.
     Body: the files' bytes one after the other, zlib.
     """
     root, prefix = _package(root)
@@ -57,7 +57,9 @@ def gather(
         wanted += paths
     wanted += _closure(models, classes)
     git = _git_state(root, prefix)
-    entries, parts, too_large = [], [], []
+    entries: List[GatheredFile] = []
+    parts: List[bytes] = []
+    too_large: List[str] = []
     room = MAX_GATHER
 
     def take(path: str, data: Optional[bytes], head: bool) -> None:
@@ -74,7 +76,7 @@ def gather(
     changed = set(git["dirty"]) & {os.path.join(prefix, path) for path in wanted}
     for path, data in _committed(root, prefix, changed):
         take(path, data, True)
-    result = {
+    result: Gathered = {
         "root": root,
         "prefix": prefix,
         "files": entries,
@@ -82,21 +84,21 @@ def gather(
         "too_large": too_large,
         "exists": [p for p in exists if os.path.exists(os.path.join(root, prefix, p))],
         "names": [] if all(found.values()) else sorted(_class_names(models)),
+        "commit": git["commit"],
+        "dirty": git["dirty"],
+        "git_refused": git["git_refused"],
     }
-    result.update(git)
     return Reply(result, zlib.compress(b"".join(parts), 6))
 
 
-def grep(
-    call: Context, root: str, pattern: str, globs: Tuple[str, ...] = ("*.py",), limit: int = 200
-) -> Dict[str, Any]:
-    """Lines of the package that match: {matches: [{path, line, text}], more: bool}. Paths are relative to `root`."""
+def grep(call: Context, root: str, pattern: str, globs: Tuple[str, ...] = ("*.py",), limit: int = 200) -> Grepped:
+    """Lines of the package that match. Paths are relative to `root`."""
     root, prefix = _package(root)
     try:
         wanted = re.compile(pattern)
     except re.error as error:
         raise AgentError("invalid", "not a regular expression: %s" % error, pattern=pattern) from None
-    matches: List[Dict[str, Any]] = []
+    matches: List[Match] = []
     for path in _walk(root, prefix, globs):
         if call.cancelled():
             break
@@ -128,7 +130,7 @@ def compile_files(root: str, files: List[str], python: str = "") -> Dict[str, An
     return dict(result)
 
 
-def prove(call: Context, script: str, python: str = "", code: Iterable[str] = ()) -> Any:
+def prove(call: Context, script: str, python: str = "", code: Iterable[str] = ()) -> List[Proved]:
     """Run a proof script with the interpreter `python`, the body on its input. Gives the JSON value it prints.
 
     code: the files whose functions it runs.
@@ -137,7 +139,8 @@ def prove(call: Context, script: str, python: str = "", code: Iterable[str] = ()
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise AgentError("failed", "the proof did not run: %s" % (lines[-1] if lines else done.returncode))
-    return json.loads(done.stdout)
+    proved: List[Proved] = json.loads(done.stdout)
+    return proved
 
 
 def _python(
@@ -260,13 +263,15 @@ def _imports(path: str, text: bytes, models: Dict[str, bytes]) -> Dict[bytes, st
     return found
 
 
-def _git_state(root: str, prefix: str) -> Dict[str, Any]:
-    """{commit, dirty, git_refused}: what git says of the tree, {None, [], None} where it does not track it."""
-    nothing: Dict[str, Any] = {"commit": None, "dirty": [], "git_refused": None}
+def _git_state(root: str, prefix: str) -> Git:
+    """What git says of the tree; nothing where it does not track it."""
+    nothing: Git = {"commit": None, "dirty": [], "git_refused": None}
     try:
         tracked = _git(root, "ls-files", "--", os.path.join(prefix, "srt", "models"))
     except AgentError as error:
-        return dict(nothing, git_refused=None if error.kind in ("not-found", "missing-tool") else error.message)
+        if error.kind not in ("not-found", "missing-tool"):
+            nothing["git_refused"] = error.message
+        return nothing
     if tracked.returncode or not tracked.stdout:
         return nothing
     head = _git(root, "rev-parse", "--verify", "HEAD^{commit}")

@@ -6,10 +6,13 @@ import glob
 import json
 import os
 import re
-from typing import Any, Dict, Iterator, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 from opsctl.agent.files.regular import opened, whole
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.source import Lying, Model, Unit
 
 # Where people put things, nearest first; `~` is the home of whoever we are here.
 USUAL = ["~", "~/src", "/root", "/home/*", "/opt", "/srv", "/workspace", "/sgl-workspace", "/data", "/models", "/mnt/*"]
@@ -20,11 +23,10 @@ _UNITS = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/lib/systemd/
 _SERVES = re.compile(r"^\s*ExecStart\s*=.*sglang(\.launch_server|\.srt\.server|\s+serve|/launch_server)", re.M)
 
 
-def look(call: Context, roots: Optional[List[str]] = None, units: Optional[List[str]] = None) -> Dict[str, Any]:
-    """{"home", "checkouts": [folder], "environments": [folder], "models": [{path, architecture}], "units": [...]}
+def look(call: Context, roots: Optional[List[str]] = None, units: Optional[List[str]] = None) -> Lying:
+    """Look below `roots`, and for unit files in the folders `units`, instead of the usual places.
 
-    home: whoever we are here. environments: those that have SGLang, installed or by reference. models: without draft
-    models. units: {name, user}. roots, units: folders to look below and for unit files, instead of the usual ones.
+    Environments are those that have SGLang, installed or by reference.
     """
     places = _places(roots or USUAL)
     below = list(_folders(places))
@@ -66,8 +68,8 @@ def _has_sglang(folder: str) -> bool:
     return bool(glob.glob(packages + "/sglang*") or glob.glob(packages + "/__editable__*sglang*"))
 
 
-def _models(places: List[str]) -> List[Dict[str, str]]:
-    found = {}  # type: Dict[str, Dict[str, str]]
+def _models(places: List[str]) -> List[Model]:
+    found: Dict[str, Model] = {}
     parents = [os.path.join(place, name) if name else place for place in places for name in MODELS]
     for folder in _folders([parent for parent in _unique(parents) if os.path.isdir(parent)]):
         architecture = _architecture(os.path.join(folder, "config.json"))
@@ -86,9 +88,9 @@ def _architecture(path: str) -> Optional[str]:
     return first if isinstance(first, str) else None
 
 
-def _services(folders: List[str]) -> List[Dict[str, Any]]:
+def _services(folders: List[str]) -> List[Unit]:
     """Unit files whose command launches a server."""
-    found = {}  # type: Dict[str, Dict[str, Any]]
+    found: Dict[str, Unit] = {}
     for folder, user in [(folder, False) for folder in folders] + [("~/.config/systemd/user", True)]:
         for path in sorted(glob.glob(os.path.join(os.path.expanduser(folder), "*.service"))):
             name = os.path.basename(path)

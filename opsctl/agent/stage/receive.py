@@ -14,14 +14,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.files import regular, safepath
 from opsctl.wire.chunking import DIGEST, block_digests, spans_of
 from opsctl.wire.protocol import AgentError, Context
 
-Span = Tuple[str, int, int]  # name, start, end
+if TYPE_CHECKING:
+    from opsctl.wire.calls.stage import Arrived, Dropped, Received, Span
 
 
 class Landed(NamedTuple):
@@ -42,11 +43,10 @@ class Landed(NamedTuple):
         return json.dumps([self.name, self.start, self.end, self.mtime, b"".join(self.digests).hex()])
 
 
-def begin(call: Context, folder: str, sizes: Dict[str, int]) -> Dict[str, Any]:
+def begin(call: Context, folder: str, sizes: Dict[str, int]) -> Arrived:
     """Make a hidden folder in which files of these sizes are to arrive; refuse what would not fit.
 
-    Gives {"arrived": [[name, start, end]]}: what an earlier run has brought. What was begun for other content in the
-    place of this one is removed.
+    Gives what an earlier run has brought. What was begun for other content in the place of this one is removed.
     """
     with told("receive files in", folder), safepath.place(folder) as at:
         for name in os.listdir("/proc/self/fd/%d" % at.folder):
@@ -65,7 +65,7 @@ def begin(call: Context, folder: str, sizes: Dict[str, int]) -> Dict[str, Any]:
     return {"arrived": arrived}
 
 
-def drop(call: Context, folder: str) -> Dict[str, int]:
+def drop(call: Context, folder: str) -> Dropped:
     """Remove a folder made by `begin`, with what has arrived. Gives how many bytes of disk that were."""
     with told("remove", folder), safepath.there(folder) as at:
         return {"removed": _drop(at) if at else 0}
@@ -84,7 +84,7 @@ def _drop(at: safepath.Place) -> int:
     return freed
 
 
-def receive(call: Context, folder: str, parts: Sequence[Sequence[Any]]) -> Dict[str, Any]:
+def receive(call: Context, folder: str, parts: Sequence[Span]) -> Received:
     """Write the ranges whose bytes follow each other in the body. parts: [name, start, end], as in Landed.of."""
     body, at = memoryview(call.body), 0
     landed = []

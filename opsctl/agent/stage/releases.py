@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import os
 import stat as st
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from opsctl.agent.core import durable
 from opsctl.agent.files import regular
 from opsctl.wire.chunking import DIGEST, blocks_in, spans_of
 from opsctl.wire.protocol import AgentError
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.stage import Chunk, Held
+
 MANIFEST, BLOCKS = ".release", ".blocks"
 EXPECTED = ".expected"
 PARTIAL = ".partial-"
 SHORT = 16  # hex digits of the digest in a release's name; the manifest has all
-
-Chunk = Sequence[Any]
 
 
 class Damaged(Exception):
@@ -121,7 +122,7 @@ def entries(folder: str) -> List[str]:
         return []
 
 
-def held(release: str) -> Optional[Dict[str, Any]]:
+def held(release: str) -> Optional[Held]:
     """The chunks of a release's files that are as they were recorded. Raises Damaged."""
     told = _manifest(release)
     if told is None:
@@ -134,7 +135,7 @@ def held(release: str) -> Optional[Dict[str, Any]]:
     return {"path": release, "files": files}
 
 
-def blocks(release: Dict[str, Any]) -> List[bytes]:
+def blocks(release: Held) -> List[bytes]:
     """Digests of blocks, of all files that `release` (as `held` gave it) tells of; none if not all are there."""
     told = _manifest(release["path"])
     if told is None or list(told["files"]) != list(release["files"]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 from opsctl.agent.checkpoint import read_cache, reading
 from opsctl.agent.checkpoint.read_cache import Reading, Span
@@ -17,11 +17,12 @@ from opsctl.agent.files import regular
 from opsctl.wire.chunking import block_digests, blocks_in, chunk_digest, file_ranges, release_digest, shortened
 from opsctl.wire.protocol import AgentError, Context
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.checkpoint import Entry
+    from opsctl.wire.calls.stage import Chunk, SourceFound, Stat
+
 WORKERS = 8
 _READ = 1 << 18  # bytes read at a time: a multiple of BLOCK
-
-Chunk = List[Any]  # start, end, digest
-Stat = List[int]  # size, mtime in ns, inode
 
 
 class Outline(NamedTuple):
@@ -49,8 +50,7 @@ class Found(NamedTuple):
     stats: Dict[str, Stat]
     blocks: Dict[str, bytes]
 
-    def told(self) -> Dict[str, Any]:
-        """{path, digest, files: {name: [chunk]}, stats: {name: [size, mtime, inode]}}."""
+    def told(self) -> SourceFound:
         digest = release_digest(self.files)
         return {"path": self.path, "digest": digest, "files": self.files, "stats": self.stats}
 
@@ -67,7 +67,7 @@ def outline(path: str, follow_links: bool = False) -> Outline:
     """
     path = os.path.abspath(os.path.expanduser(path))
     files = _chosen(path, follow_links)
-    stats = {file["name"]: [file["size"], file["mtime"], file["inode"]] for file in files}
+    stats = {file["name"]: (file["size"], file["mtime"], file["inode"]) for file in files}
     settled = read_cache.settled(stats)
     boundaries = reading.boundaries(path, files, follow_links)
     chunks = [
@@ -95,7 +95,7 @@ def finish(call: Context, folder: Outline) -> Found:
     files = {name: [] for name in stats}  # type: Dict[str, List[Chunk]]
     blocks = {name: [] for name in stats}  # type: Dict[str, List[bytes]]
     for span, known_span in own.items():
-        files[span.name].append([span.start, span.end, known_span.digest])
+        files[span.name].append((span.start, span.end, known_span.digest))
         blocks[span.name].append(known_span.blocks)
     return Found(path, files, stats, {name: b"".join(each) for name, each in blocks.items()})
 
@@ -127,7 +127,7 @@ def workers() -> int:
     return min(WORKERS, os.cpu_count() or 1)
 
 
-def _chosen(path: str, follow_links: bool) -> List[Dict[str, Any]]:
+def _chosen(path: str, follow_links: bool) -> List[Entry]:
     files = [f for f in reading.listing(path) if f["kind"] == "file" and not f["name"].startswith(".")]
     for file in files:
         if file["outside"] and not follow_links:
@@ -189,4 +189,4 @@ def _stat(path: Union[str, int]) -> Optional[Stat]:
         info = os.stat(path)
     except OSError:
         return None
-    return [info.st_size, info.st_mtime_ns, info.st_ino]
+    return info.st_size, info.st_mtime_ns, info.st_ino

@@ -9,16 +9,19 @@ import contextlib
 import os
 import stat as st
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Sequence, Tuple
 
 from opsctl.agent.core import durable, undo_record
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.files import changes, safepath
 from opsctl.agent.stage import receive, releases, retention, reuse, source_files
-from opsctl.agent.stage.releases import Chunk, plain
+from opsctl.agent.stage.releases import plain
 from opsctl.wire.chunking import chunk_digest, shortened, spans_of
 from opsctl.wire.chunking import key as key_of
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.stage import Chunk, Copied, Held, Placed, Prepared, Pruned, Removed, Span, Stage
 
 MOST_RELEASES = 64  # looked at for what they have in common with a new one
 
@@ -32,18 +35,11 @@ def look(
     source: str = "",
     follow_links: bool = False,
     old: int = 0,
-) -> Reply[Any]:
+) -> Reply[Stage]:
     """What the host has: releases of this name, those to take parts from (newest first), a partial one, free bytes.
 
-    The partial one is as of releases.begun, of `key` or of what the host's folder `source` would make.
-    {top: the folder of all releases of this name, there: as of releases.there,
-    have: [{path, files: {name: [chunk]}}], but none where the release `digest` is there already,
-    damaged: [path of a release that does not say what it holds],
-    partial: bytes, foreign: its path if it was begun for other files, else "",
-    noted: whether it is known what of it has arrived without reading it, arrived: [name, start, end] of that,
-    free: bytes,
-    outdated: releases of this name beyond the `old` newest ones that nobody needs,
-    source: as of stagesource.read or None}
+    The release that is meant is that of `digest`, or of what the host's folder `source` would make; the partial one is
+    as of releases.begun. `old`: how many of the newest releases of this name are never outdated.
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
     told_source = source_files.read(call, source, follow_links).told() if source else None
@@ -51,7 +47,8 @@ def look(
         key, digest = key_of(told_source["stats"]), told_source["digest"]
     top = releases.folder(root, name)
     there = releases.there(top)
-    have, damaged = [], []
+    have: List[Held] = []
+    damaged: List[str] = []
     for path in [] if releases.has(there, digest) else releases.listed(top)[:MOST_RELEASES]:
         try:
             found = releases.held(path)
@@ -62,7 +59,7 @@ def look(
     similar = bool(have) and os.path.dirname(have[0]["path"]) == top
     partial = releases.begun(top, key)
     noted = partial == releases.partial(top, key) and os.path.exists(receive.notes(partial))
-    result = {
+    result: Stage = {
         "top": top,
         "there": there,
         "have": have,
@@ -78,7 +75,7 @@ def look(
     return Reply(result, shortened(releases.blocks(have[0])) if similar else b"")
 
 
-def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[Chunk]]) -> List[receive.Span]:
+def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[Chunk]]) -> List[Span]:
     """What the partial folder has: [name, start, end], as noted on arrival, and whole chunks that prove it when read.
 
     Holes are not read: what was not written yet is not there. Chunks without a digest cannot prove it. Of a folder
@@ -93,7 +90,7 @@ def resume(call: Context, root: str, name: str, key: str, files: Dict[str, List[
         return _resumed(call, top, key, files)
 
 
-def _resumed(call: Context, top: str, key: str, files: Dict[str, List[Chunk]]) -> List[receive.Span]:
+def _resumed(call: Context, top: str, key: str, files: Dict[str, List[Chunk]]) -> List[Span]:
     begun, path = releases.begun(top, key), releases.partial(top, key)
     arrived = _arrived(path) if begun == path else []
     chunks = [(name, chunk) for name, each in sorted(files.items()) for chunk in each if chunk[2]]
@@ -112,7 +109,7 @@ def _resumed(call: Context, top: str, key: str, files: Dict[str, List[Chunk]]) -
 
 def prepare(
     call: Context, root: str, name: str, key: str, sizes: Dict[str, int], links: Sequence[Sequence[str]] = ()
-) -> Dict[str, Any]:
+) -> Prepared:
     """Make the partial folder with files of these sizes, those of `links` ([source path, name]) as links."""
     top = releases.folder(root, name)
     with told("stage", top), contextlib.ExitStack() as stack:
@@ -141,7 +138,7 @@ def expect(call: Context, root: str, name: str, key: str, digest: str, files: Di
         releases.expect(releases.partial(held, key), digest, files)
 
 
-def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequence[Any]]) -> Dict[str, Any]:
+def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequence[Any]]) -> Copied:
     """Put ranges that the host has into the partial folder.
 
     copies: [source path, start there, name, start, end], from one block of a chunk to the end of another.
@@ -161,16 +158,15 @@ def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequenc
     return {"copied": done}
 
 
-def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Dict[str, Any]:
+def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Placed:
     """Verify every byte of the partial folder, and make it the release."""
     top = releases.folder(root, name)
     with told("stage", top), safepath.pinned(top) as held:
         partial = releases.partial(held, key)
         digest, files = releases.expected(partial)
         release = releases.release(top, digest)
-        result = {"release": release, "digest": digest}
         if releases.whole(release) == digest:
-            return {**result, "made": False}
+            return {"release": release, "digest": digest, "made": False}
         releases.describe(partial, digest, files, _verify(call, partial, files))
         if os.path.lexists(release):
             retention.set_aside(top, release)
@@ -180,17 +176,17 @@ def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Dict[s
         os.chmod(partial, 0o755)
         os.rename(partial, os.path.join(held, os.path.basename(release)))
         durable.sync_folder(held)
-    return {**result, "made": True}
+    return {"release": release, "digest": digest, "made": True}
 
 
-def prune(call: Context, root: str, name: str, paths: Sequence[str]) -> Dict[str, Any]:
+def prune(call: Context, root: str, name: str, paths: Sequence[str]) -> Pruned:
     """Remove those of the releases `paths` that are still neither in service nor needed to take a run back."""
     top = releases.folder(root, name)
     with told("prune", top):
         return {"removed": retention.prune(top, paths, call)}
 
 
-def remove(call: Context, keep_as: str) -> Dict[str, Any]:
+def remove(call: Context, keep_as: str) -> Removed:
     """Undo of `place`: remove the release that it made, if it is still that one and nobody uses it or may need it."""
     record = undo_record.load(call, keep_as)
     if record is None:
@@ -220,7 +216,7 @@ def _known(sources: Iterable[str]) -> Dict[str, reuse.Known]:
     }
 
 
-def _arrived(partial: str) -> List[receive.Span]:
+def _arrived(partial: str) -> List[Span]:
     """What was noted and is still there."""
     return [span for span in receive.noted(partial) if _size(os.path.join(partial, span[0])) >= span[2]]
 
@@ -249,7 +245,7 @@ def _size(path: str) -> int:
     return info.st_size if st.S_ISREG(info.st_mode) and info.st_nlink == 1 else 0
 
 
-def _touched(spans: Sequence[receive.Span], name: str, chunk: Chunk) -> bool:
+def _touched(spans: Sequence[Span], name: str, chunk: Chunk) -> bool:
     """Whether any part of the chunk was noted; what is left of it is then sent."""
     return any(span[0] == name and span[1] < chunk[1] and chunk[0] < span[2] for span in spans)
 
@@ -287,7 +283,7 @@ def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> List[
         if not os.path.lexists(path) or os.lstat(path).st_size != size:
             raise AgentError("failed", "%s did not arrive whole" % name, path=path, wrong=[[name, 0, size]])
     proven = receive.proven(partial)
-    wrong = []
+    wrong: List[Span] = []
     blocks = []  # type: List[bytes]
     done = 0
     with ThreadPoolExecutor(source_files.workers()) as pool:
@@ -298,12 +294,12 @@ def _verify(call: Context, partial: str, files: Dict[str, List[Chunk]]) -> List[
             blocks += own
             call.progress({"text": "verifying", "fraction": done / total if total else 1.0})
             if chunk_digest(own) != chunk[2]:
-                wrong.append([name, chunk[0], chunk[1]])
+                wrong.append((name, chunk[0], chunk[1]))
         for sync in syncs:
             sync.result()
     if wrong:
         receive.forget(partial)  # so that the next run reads what is there, and sends again what is wrong
-        message = "%s is not what was sent: bytes %d to %d differ; the next run sends them again" % tuple(wrong[0])
+        message = "%s is not what was sent: bytes %d to %d differ; the next run sends them again" % wrong[0]
         raise AgentError("failed", message, path=os.path.join(partial, wrong[0][0]), wrong=wrong)
     return blocks
 

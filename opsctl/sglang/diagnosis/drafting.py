@@ -23,6 +23,8 @@ from opsctl.sglang.diagnosis.seen import target_class
 from opsctl.sglang.server import command, launch
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
+from opsctl.wire.calls.checkpoint import checkpoint_gather
+from opsctl.wire.calls.files import filelook_read
 from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import Call, Reply
 
@@ -86,8 +88,7 @@ class _Meeting:
         if checkout:
             wanted["source"] = tree.request(str(checkout), _USUAL)
         if self.drafter:
-            how = {"path": self.drafter, "full": False, "follow_links": self.follow_links}
-            wanted["drafter"] = Call("checkpoint.gather", how)
+            wanted["drafter"] = checkpoint_gather(self.drafter, follow_links=self.follow_links)
         answers = self._asked(wanted)
         folder = self._folder(answers.get("drafter"))
         process = self._process(answers.get("servers"))
@@ -260,4 +261,4 @@ def _is_path(model: Any) -> bool:
 
 
 def _config_of(model: str) -> Call[Any]:
-    return Call("filelook.read", {"path": f"{model}/config.json", "limit": _CONFIG_LIMIT})
+    return filelook_read(f"{model}/config.json", limit=_CONFIG_LIMIT)

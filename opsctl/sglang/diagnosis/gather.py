@@ -30,6 +30,8 @@ from opsctl.sglang.server.served import ROOTED, ServerInfo, placed
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire import command_line
+from opsctl.wire.calls.checkpoint import checkpoint_gather
+from opsctl.wire.calls.files import filelook_read
 from opsctl.wire.calls.logs import serverlog_scan
 from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import AgentError, Call, Context, Reply
@@ -110,9 +112,9 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     )
     wanted: dict[str, Call[Any]] = {}
     if target and (asked.target or _known("target", target, notes)):
-        wanted["target"] = Call("filelook.read", {"path": f"{target}/config.json", "limit": _CONFIG_LIMIT})
+        wanted["target"] = filelook_read(f"{target}/config.json", limit=_CONFIG_LIMIT)
     if draft and (asked.drafter or _known("drafter", draft, notes)):
-        wanted["draft"] = Call("checkpoint.gather", {"path": draft, "full": False, "follow_links": True})
+        wanted["draft"] = checkpoint_gather(draft, follow_links=True)
     if log_path and process:
         tail = max(0, process["log_size"] - _LOG_TAIL)
         wanted["log"] = serverlog_scan(log_path, tail)

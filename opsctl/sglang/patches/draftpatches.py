@@ -8,13 +8,13 @@ get one: nothing is left out for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from opsctl.sglang.patches import Patch
 from opsctl.sglang.patches.drafter import CLASS
 from opsctl.sglang.patches.left_out import LeftOut
+from opsctl.wire.calls.source import DraftNames
 
 NAMES = "eagle3-loader-names"
 ABOUT_DRAFTER = (NAMES, "eagle3-loader-strict", "eagle3-d2t-guard", "eagle3-fc-guard")
@@ -31,7 +31,7 @@ class Drafter:
     layers: tuple[str, ...] | None
 
 
-def received(told: Mapping[str, Any] | None) -> Drafter | None:
+def received(told: DraftNames | None) -> Drafter | None:
     """What `draftnames.told` has found."""
     if told is None:
         return None

@@ -18,6 +18,17 @@ from opsctl.sglang.server import command, launch
 from opsctl.sglang.source import tree as trees
 from opsctl.sglang.source.tree import SourceTree
 from opsctl.wire import command_line
+from opsctl.wire.calls.server import ServerProcess
+from opsctl.wire.calls.source import (
+    DiffsTried,
+    Edit,
+    Gathered,
+    PatchLook,
+    Written,
+    diffing_attempt,
+    patching_apply,
+    patchlook_look,
+)
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -107,22 +118,31 @@ def place(settings: Mapping[str, Any], root: str | None = None) -> Place:
     )
 
 
-def request(place: Place, names: Iterable[str] = (), target: str | None = None, files: Iterable[str] = ()) -> Call[Any]:
+def request(
+    place: Place, names: Iterable[str] = (), target: str | None = None, files: Iterable[str] = ()
+) -> Call[PatchLook]:
     """The one call that brings everything about a tree."""
     classes = [name.partition(" ")[2].strip() for name in names if name.startswith(f"{CAPTURE} ")]
     asked = trees.request("", [*classes, *([target] if target else [])], files).args
-    del asked["everywhere"]
-    more = {"root": place.root, "port": place.port, "model": place.model, "python": place.python, "path": place.path}
-    if place.drafter is not None:
-        more |= {"drafter": place.drafter, "cwd": place.cwd}
-    return Call("patchlook.look", {**asked, **more})
+    about_drafter = {} if place.drafter is None else {"drafter": place.drafter, "cwd": place.cwd}
+    return patchlook_look(
+        place.root,
+        asked["files"],
+        asked["classes"],
+        asked["exists"],
+        port=place.port,
+        model=place.model,
+        python=place.python,
+        path=place.path,
+        **about_drafter,
+    )
 
 
-def received(reply: Reply[Any]) -> Looked:
+def received(reply: Reply[PatchLook]) -> Looked:
     """The answer to `request`. Raises RemoteError if it is damaged."""
-    told: Mapping[str, Any] = reply.result
+    told = reply.result
     return Looked(
-        tree=trees.received(reply),
+        tree=trees.received(Reply[Gathered](told, reply.body)),
         running=tuple(_running(server) for server in told["servers"]),
         architectures=tuple(told["architectures"]),
         imported=told["imported"],
@@ -166,14 +186,14 @@ def chosen(
     return (*wrappers, *known, *states)
 
 
-def trying(root: str, diffs: Sequence[bytes]) -> Call[Any]:
+def trying(root: str, diffs: Sequence[bytes]) -> Call[DiffsTried]:
     """The call that tries unified diffs on the tree."""
-    return Call("diffing.attempt", {"root": root, "sizes": [len(diff) for diff in diffs]}, b"".join(diffs))
+    return diffing_attempt(root, [len(diff) for diff in diffs], body=b"".join(diffs))
 
 
-def tried(names: Sequence[str], reply: Reply[Any]) -> tuple[tuple[Entry, ...], tuple[FileEdit, ...]]:
+def tried(names: Sequence[str], reply: Reply[DiffsTried]) -> tuple[tuple[Entry, ...], tuple[FileEdit, ...]]:
     """What the diffs of these names find, and what they would change, from the answer to `trying`."""
-    told: Mapping[str, Any] = reply.result
+    told = reply.result
     entries = tuple(patchset.judged_diff(name, one) for name, one in zip(names, told["diffs"], strict=True))
     sizes = (change[side] or 0 for change in told["changes"] for side in ("old", "new"))
     data, edits = trees.unpacked(reply.body, sizes), []
@@ -208,9 +228,9 @@ def plan(
 
 def making(
     tree: SourceTree, edits: Sequence[FileEdit], applied: Sequence[Patch], python: str, reverted: Sequence[str] = ()
-) -> Call[Any]:
+) -> Call[Written]:
     """The call that makes edits, all or none, and proves them; the journal keeps which patches came and which went."""
-    described = [
+    described: list[Edit] = [
         {
             "path": edit.path,
             "before": None if edit.before is None else hashlib.sha256(edit.before).hexdigest(),
@@ -222,13 +242,12 @@ def making(
     after = tree.having({tree.inside(edit.path): edit.after for edit in edits if edit.after is not None})
     proof = proofs.request(after, applied, python)
     about = {"patches": {edit.path: edit.patches for edit in edits}, "reverted": reverted}
-    args = {"root": tree.root, "edits": described, "about": about, "python": python}
-    if proof is not None:
-        args.update(script=proof.args["script"], code=proof.args["code"])
-    return Call("patching.apply", args, b"".join([*(e.after or b"" for e in edits), proof.body if proof else b""]))
+    how = {} if proof is None else {"script": proof.args["script"], "code": proof.args["code"]}
+    body = b"".join([*(e.after or b"" for e in edits), proof.body if proof else b""])
+    return patching_apply(tree.root, described, about, python, **how, body=body)
 
 
-def _running(server: Mapping[str, Any]) -> Running:
+def _running(server: ServerProcess) -> Running:
     newest, package = server["newest"], server["package"]
     return Running(
         pid=server["pid"],

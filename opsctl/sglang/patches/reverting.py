@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from opsctl.errors import Conflict, Exit
 from opsctl.sglang.patches import ALL, Patch, Status, eagle3_capture, patchset
@@ -17,6 +16,7 @@ from opsctl.sglang.patches.patchset import FileEdit
 from opsctl.sglang.patches.takeback import taken_back
 from opsctl.sglang.source.tree import SourceTree, unpacked
 from opsctl.text import few
+from opsctl.wire.calls.source import Applied, patching_applied
 from opsctl.wire.protocol import Call, Reply
 
 
@@ -65,14 +65,14 @@ class Ours:
         return replace(self, steps=self.steps[first:]).names
 
 
-def asking(root: str) -> Call[Any]:
+def asking(root: str) -> Call[Applied]:
     """The call that asks the journal for what patched this tree."""
-    return Call("patching.applied", {"root": root})
+    return patching_applied(root)
 
 
-def received(reply: Reply[Any]) -> dict[str, Ours]:
+def received(reply: Reply[Applied]) -> dict[str, Ours]:
     """Our part in each file, by its path relative to the tree's root, from the answer to `asking`."""
-    told: Mapping[str, Any] = reply.result
+    told = reply.result
     data, images = unpacked(reply.body, (size for _, size in told["images"])), {}
     for sha256, size in told["images"]:
         images[sha256], data = data[:size], data[size:]
@@ -110,7 +110,7 @@ def from_git(tree: SourceTree, patches: Iterable[Patch]) -> dict[str, Ours]:
     return found
 
 
-def ours_in(tree: SourceTree, patches: Iterable[Patch], applied: Reply[Any]) -> dict[str, Ours]:
+def ours_in(tree: SourceTree, patches: Iterable[Patch], applied: Reply[Applied]) -> dict[str, Ours]:
     """Our part in each file: by the journal, or by git where the journal knows less of the file as it is."""
     git, journal = from_git(tree, patches), received(applied)
     return git | {p: o for p, o in journal.items() if o.untouched or not (p in git and git[p].untouched)}

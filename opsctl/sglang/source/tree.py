@@ -11,6 +11,7 @@ from typing import Any
 from opsctl.errors import RemoteError, UsageError
 from opsctl.sglang.source import treeversion
 from opsctl.text import nearest
+from opsctl.wire.calls.source import Gathered, source_gather
 from opsctl.wire.protocol import AgentError, Call, Reply
 
 Reader = Callable[[Call[Any]], Reply[Any]]
@@ -92,18 +93,15 @@ class SourceTree:
 
 def request(
     root: str, classes: Iterable[str] = (), files: Iterable[str] = (), *, everywhere: bool = False
-) -> Call[Any]:
+) -> Call[Gathered]:
     """The one call that gathers a tree. everywhere: look for `classes` outside the models as well."""
     wanted = ("KimiK25ForConditionalGeneration", *classes)
-    return Call(
-        "source.gather",
-        {
-            "root": root,
-            "files": list(dict.fromkeys((*FILES, *files))),
-            "classes": list(dict.fromkeys(wanted)),
-            "exists": [path for _, path in treeversion.MARKERS],
-            "everywhere": everywhere,
-        },
+    return source_gather(
+        root,
+        list(dict.fromkeys((*FILES, *files))),
+        list(dict.fromkeys(wanted)),
+        [path for _, path in treeversion.MARKERS],
+        everywhere,
     )
 
 
@@ -121,12 +119,12 @@ def unpacked(body: bytes, sizes: Iterable[int], where: str | None = None) -> byt
     return data
 
 
-def received(reply: Reply[Any]) -> SourceTree:
+def received(reply: Reply[Gathered]) -> SourceTree:
     """The tree in an answer to `request`. Raises RemoteError if the bytes are not those announced."""
-    told: dict[str, Any] = reply.result
+    told = reply.result
     for path in told["too_large"]:
         raise RemoteError(f"{path} is too large for a source file", where=told["root"])
-    data = unpacked(reply.body, (int(entry["size"]) for entry in told["files"]), where=told["root"])
+    data = unpacked(reply.body, (entry["size"] for entry in told["files"]), where=told["root"])
     files: dict[str, bytes] = {}
     heads: dict[str, bytes] = {}
     offset = 0

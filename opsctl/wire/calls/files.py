@@ -8,6 +8,7 @@ from opsctl.wire.calls import declared
 from opsctl.wire.protocol import Call
 
 Owner = str | int | None  # a user or group, by name or number
+Bar = list[str]  # kind and message, as of an AgentError: why a change cannot be made
 
 
 class _Kind(TypedDict):
@@ -15,7 +16,13 @@ class _Kind(TypedDict):
 
 
 class State(_Kind, total=False):
-    """How a path is. `real`: where it leads, if links were followed. `content`: it is the body of the reply."""
+    """How a path is.
+
+    What else there is goes by the kind: all but `absent` have uid, gid, owner and group; links a `target`, the others a
+    mode; files a size and, where it was asked for, a digest. `real`: where it leads, if links were followed.
+    `content`: it is the body of the reply. `barred`, `ground`, `free`: see agent/files/prospects. `warning`: what could
+    not be done as it should, from a call that changes something.
+    """
 
     mode: int
     uid: int
@@ -28,6 +35,10 @@ class State(_Kind, total=False):
     real: str
     content: bool
     planted: bool
+    barred: dict[str, Bar]
+    ground: str
+    free: int
+    warning: str
 
 
 class Tree(TypedDict):
@@ -42,6 +53,10 @@ class Part(TypedDict):
 
     size: int
     offset: int
+
+
+class Restored(TypedDict):
+    restored: bool
 
 
 @declared
@@ -61,3 +76,62 @@ def filelook_read(path: str, offset: int = 0, limit: int = 1 << 20) -> Call[Part
 
 @declared
 def filelook_tree(path: str, digest: bool = True, owner: Owner = None, group: Owner = None) -> Call[Tree]: ...
+
+
+@declared
+def files_write(
+    path: str,
+    mode: int | None = None,
+    owner: Owner = None,
+    group: Owner = None,
+    expect: State | None = None,
+    keep: str | None = None,
+    *,
+    body: bytes = b"",
+) -> Call[State]: ...
+
+
+@declared
+def files_adopt(
+    partial: str,
+    path: str,
+    sha256: str,
+    mode: int | None = None,
+    owner: Owner = None,
+    group: Owner = None,
+    expect: State | None = None,
+    keep: str | None = None,
+) -> Call[State]: ...
+
+
+@declared
+def files_attributes(
+    path: str,
+    mode: int | None = None,
+    owner: Owner = None,
+    group: Owner = None,
+    expect: State | None = None,
+    keep: str | None = None,
+) -> Call[State]: ...
+
+
+@declared
+def files_mkdir(
+    path: str,
+    mode: int | None = None,
+    owner: Owner = None,
+    group: Owner = None,
+    keep: str | None = None,
+) -> Call[State]: ...
+
+
+@declared
+def files_link(path: str, target: str, expect: State | None = None, keep: str | None = None) -> Call[State]: ...
+
+
+@declared
+def files_remove(path: str, expect: State | None = None, keep: str | None = None) -> Call[State]: ...
+
+
+@declared
+def files_restore(path: str, keep: str) -> Call[Restored]: ...

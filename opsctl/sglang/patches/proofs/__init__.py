@@ -20,10 +20,11 @@ from opsctl.sglang.patches.graph_ids import GraphLayerIds
 from opsctl.sglang.patches.loader_names import LoaderNames
 from opsctl.sglang.patches.loader_strict import LoaderStrict
 from opsctl.sglang.source.tree import DRAFTER, GRAPH_RUNNER, MODEL_RUNNER, SourceTree
+from opsctl.wire.calls.source import Proved, source_prove
 from opsctl.wire.protocol import Call, Reply
 
 
-def request(tree: SourceTree, applied: Iterable[Patch], python: str = "") -> Call[Any] | None:
+def request(tree: SourceTree, applied: Iterable[Patch], python: str = "") -> Call[list[Proved]] | None:
     """The call that proves patches on a tree that they have been applied to, with the interpreter `python`.
 
     None where there is nothing to run.
@@ -34,11 +35,10 @@ def request(tree: SourceTree, applied: Iterable[Patch], python: str = "") -> Cal
     paths = {path for proof in proofs for path in proof.get("paths", [proof.get("path")])}
     texts = {path: tree.files[path].decode("utf-8-sig") for path in paths if path in tree.files}
     code = [f"{tree.root}/{tree.prefix}/{path}" for path in texts]
-    args = {"script": _script(), "python": python, "code": code}
-    return Call("source.prove", args, json.dumps({"files": texts, "proofs": proofs}).encode())
+    return source_prove(_script(), python, code, body=json.dumps({"files": texts, "proofs": proofs}).encode())
 
 
-def failures(reply: Reply[Any]) -> tuple[str, ...]:
+def failures(reply: Reply[list[Proved]]) -> tuple[str, ...]:
     """What did not behave as promised, from the answer to `request`."""
     return tuple(
         f"{answer['proof'].replace('_', ' ')}: {text}" for answer in reply.result for text in answer["failures"]
