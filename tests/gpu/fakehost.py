@@ -17,7 +17,6 @@ class FakeHost:
     def __init__(self, folder: Path) -> None:
         self.root, self.bin = folder / "root", folder / "bin"
         self.bin.mkdir(parents=True)
-        self.write("proc/stat", "btime 1000\n")
         self.write("proc/cmdline", "root=/dev/sda1 iommu=off")
         self.write(
             "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.105.08  R\n"

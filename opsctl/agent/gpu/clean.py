@@ -108,7 +108,7 @@ def _signal(process: Ended, number: int, root: str, told: List[Done]) -> bool:
     try:
         if not _same(process, root):
             raise ProcessLookupError
-        pids.signal(pids.Process(process["pid"], "", 0, 0, process["sid"], process["ticks"]), number)
+        pids.signal(pids.Process(process["pid"], "", "", 0, 0, process["sid"], process["ticks"]), number)
     except ProcessLookupError:
         told.append({"pid": process["pid"], "done": True, "why": "had ended"})
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, cast
 
 from opsctl.agent.core import durable, statedir
 from opsctl.agent.gpu import nvlinks, pci, process_table, smi, surroundings
-from opsctl.agent.process import detached
+from opsctl.agent.process import detached, pids
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def gather(
     began, now = time.monotonic(), time.time()
     # The command line of a process that is stuck with its memory locked cannot be read: who tries is stuck as well.
     seen = _side_by_side({"table": lambda: process_table.table(root)}, QUICK)
-    entries = seen.get("table")
-    asked = None if entries is None else {e["pid"]: e["state"] for e in entries if e["comm"] == smi.NAME}
-    stuck = smi.stuck(root, asked)
-    names = [e["comm"] for e in entries or []]
+    entries: Optional[List[process_table.Entry]] = seen.get("table")
+    stuck = smi.stuck(root, None if entries is None else [entry.process for entry in entries])
+    names = [entry.process.name for entry in entries or []]
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick, cuda if root == "/" else 0.0),
         "manager": lambda: nvlinks.manager(call, env, QUICK, names),
@@ -167,10 +166,10 @@ def _peers(call: Context, env: Dict[str, str], quick: float) -> Optional[str]:
 def _p2p_disabled(root: str, unit: str, server: Optional[int]) -> bool:
     """Whether NCCL is told to do without peer access, in the unit or in the running server's environment."""
     words = re.split(r"[\s=](?=NCCL_)|\s", " ".join(_ENVIRONMENT.findall(unit)))
-    if server:
-        with contextlib.suppress(OSError), open(os.path.join(root, "proc", str(server), "environ"), "rb") as stream:
-            words += stream.read(1 << 20).decode("utf-8", "replace").split("\0")
-    return any(word.strip("\"'") == "NCCL_P2P_DISABLE=1" for word in words)
+    running = pids.environment(server, root) if server else None
+    return (running or {}).get("NCCL_P2P_DISABLE") == "1" or any(
+        word.strip("\"'") == "NCCL_P2P_DISABLE=1" for word in words
+    )
 
 
 def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> KernelLog:
@@ -222,19 +221,17 @@ def _recorded(folder: str) -> List[ServerRecord]:
 
 
 def _processes(
-    entries: List[Json], smi: Smi, servers: List[Json], server: Optional[int], root: str
+    entries: List[process_table.Entry], smi_said: Smi, servers: List[Json], server: Optional[int], root: str
 ) -> List[ProcessEntry]:
-    named = {int(pid) for pid in re.findall(r"<pid>(\d+)</pid>", smi.get("text", ""))}
+    named = {int(pid) for pid in re.findall(r"<pid>(\d+)</pid>", smi_said.get("text", ""))}
     if server:
         named.add(server)
     kept = process_table.interesting(root, entries, named, servers)
-    again = process_table.states(root, [e["pid"] for e in kept if e["state"] == "D"])
     lasting = _outlive(root, {e["pid"] for e in kept if e["kill_pending"]})
-    told = [
-        dict(e, stays_in_d=e["state"] == "D" and again.get(e["pid"]) == "D", kill_pending=e["pid"] in lasting)
-        for e in kept
-    ]
-    return cast("List[ProcessEntry]", told)
+    for e in kept:
+        e["stays_in_d"] = e["state"] == "D" and smi.in_kernel(e["pid"], root)
+        e["kill_pending"] = e["pid"] in lasting
+    return kept
 
 
 def _outlive(root: str, killed: Set[int]) -> Set[int]:

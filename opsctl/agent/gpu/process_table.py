@@ -1,4 +1,4 @@
-"""The process table, as far as GPUs and inference servers are concerned."""
+"""The processes of a host, as far as GPUs and inference servers are concerned."""
 
 from __future__ import annotations
 
@@ -6,166 +6,101 @@ import contextlib
 import os
 import re
 import time
-from typing import Any, Dict, Iterable, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set
+
+from opsctl.agent.process import pids
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.gpu import ProcessEntry
 
 _TITLE = re.compile(r"sglang|sgl_diffusion")
 _GPU = re.compile(r"/dev/nvidia(\d|-uvm)")
 _SIGKILL_BIT = 1 << 8
 
 
-def table(root: str) -> List[Dict[str, Any]]:
-    """Every process that is not a kernel thread, with what tells whether it is interesting: there may be thousands.
+class Entry(NamedTuple):
+    """A process with what tells whether it is interesting."""
 
-    Unreadable ones (ended meanwhile) are left out.
-    """
-    pids = (int(name) for name in _names(os.path.join(root, "proc")) if name.isdigit())
-    return [entry for entry in (_entry(root, pid) for pid in pids) if entry is not None]
-
-
-def look(root: str, pid: int) -> Optional[Dict[str, Any]]:
-    """Everything about one process but its age, None when there is none."""
-    entry = _entry(root, pid)
-    return entry and dict(entry, **_details(root, entry, 0.0))
+    process: pids.Process
+    title: str
+    holds_gpu: bool
 
 
-def states(root: str, pids: Iterable[int]) -> Dict[int, str]:
-    """The state letter of each of `pids` that still exists."""
-    found = {}
-    for pid in pids:
-        stat = _stat(os.path.join(root, "proc", str(pid)))
-        if stat:
-            found[pid] = stat["state"]
-    return found
+def table(root: str) -> List[Entry]:
+    """Every process that is not a kernel thread; there may be thousands."""
+    found = (pids.look(pid, root) for pid in pids.numbers(root))
+    return [_entry(root, process) for process in found if process is not None and _of_a_program(process)]
 
 
-def called(root: str, comm: str) -> Dict[int, str]:
-    """The state letter of every process of that name."""
-    found = {}
-    for name in _names(os.path.join(root, "proc")):
-        stat = _stat(os.path.join(root, "proc", name)) if name.isdigit() else None
-        if stat and stat["comm"] == comm:
-            found[int(name)] = stat["state"]
-    return found
+def look(root: str, pid: int) -> Optional["ProcessEntry"]:
+    """Everything about one process, None when there is none."""
+    process = pids.look(pid, root)
+    return _told(root, _entry(root, process)) if process is not None and _of_a_program(process) else None
 
 
 def interesting(
-    root: str, entries: List[Dict[str, Any]], named: Set[int], records: List[Dict[str, Any]]
-) -> List[Dict[str, Any]]:
-    """Those that hold a GPU, look like a worker, are named, belong to a server of `records`; and their parents.
-
-    With everything about them.
-    """
+    root: str, entries: List[Entry], named: Set[int], records: List[Dict[str, Any]]
+) -> List["ProcessEntry"]:
+    """Those that hold a GPU, look like a worker, are named, belong to a server of `records`; and their parents."""
     cgroups = [r["cgroup"] for r in records if r.get("cgroup")]
     sids = {r["sid"] for r in records if r.get("sid")}
     containers = [r["container"] for r in records if r.get("container")]
     wanted = {r["main_pid"] for r in records if r.get("main_pid")} | named
-    by_pid = {e["pid"]: e for e in entries}
-    for e in entries:
-        group = _cgroup(_folder(root, e["pid"])) if cgroups or containers else ""
+    for entry in entries:
+        process = entry.process
+        group = _cgroup(root, process.pid) if cgroups or containers else ""
         ours = (
-            e["sid"] in sids
+            process.session in sids
             or any(group == c or group.startswith(c.rstrip("/") + "/") for c in cgroups)
             or any(c in group for c in containers)
         )
-        if ours or e["holds_gpu"] or _TITLE.search(e["cmdline"]) or e["comm"].startswith("sglang"):
-            wanted.add(e["pid"])
-    wanted |= {by_pid[pid]["ppid"] for pid in wanted if pid in by_pid}
-    boot = _boot_time(root)
-    return [dict(e, **_details(root, e, boot)) for e in entries if e["pid"] in wanted]
+        if ours or entry.holds_gpu or _TITLE.search(entry.title) or process.name.startswith("sglang"):
+            wanted.add(process.pid)
+    wanted |= {entry.process.parent for entry in entries if entry.process.pid in wanted}
+    return [_told(root, entry) for entry in entries if entry.process.pid in wanted]
 
 
-def _entry(root: str, pid: int) -> Optional[Dict[str, Any]]:
-    folder = _folder(root, pid)
-    stat = _stat(folder)
-    if stat is None or stat["ppid"] == 2 or pid == 2:
-        return None
-    return dict(
-        stat,
-        pid=pid,
-        # setproctitle overwrites argv and leaves NULs behind; of a long command line the front is enough.
-        cmdline=_text(folder, "cmdline").replace("\0", " ").strip()[:300],
-        holds_gpu=_holds_gpu(folder),
-    )
+def _of_a_program(process: pids.Process) -> bool:
+    return process.parent != 2 and process.pid != 2
 
 
-def _details(root: str, entry: Dict[str, Any], boot: float) -> Dict[str, Any]:
-    """What is sent about a process besides. boot: when the host was started, 0 where that does not matter."""
-    folder = _folder(root, entry["pid"])
-    status = dict(line.split(":\t", 1) for line in _text(folder, "status").splitlines() if ":\t" in line)
-    started = boot + entry["ticks"] / os.sysconf("SC_CLK_TCK")
-    pending = int(status.get("SigPnd", "0").strip() or "0", 16) | int(status.get("ShdPnd", "0").strip() or "0", 16)
+def _entry(root: str, process: pids.Process) -> Entry:
+    # setproctitle overwrites argv and leaves NULs behind; of a long command line the front is enough.
+    return Entry(process, pids.command(process.pid, 300, root), _holds_gpu(root, process.pid))
+
+
+def _told(root: str, entry: Entry) -> "ProcessEntry":
+    process = entry.process
+    status = pids.status(process.pid, root)
+    pending = int(status.get("SigPnd") or "0", 16) | int(status.get("ShdPnd") or "0", 16)
+    started = pids.began(process)
     return {
-        "uid": int(status.get("Uid", "-1").split()[0]),
-        "exe": _link(folder, "exe"),
-        "cgroup": _cgroup(folder),
-        "wchan": _text(folder, "wchan").strip(),
+        "pid": process.pid,
+        "ppid": process.parent,
+        "sid": process.session,
+        "uid": int((status.get("Uid") or "-1").split()[0]),
+        "state": process.state,
+        "ticks": process.start,
+        "comm": process.name,
+        "cmdline": entry.title,
+        "exe": pids.link(process.pid, "exe", root) or "",
+        "cgroup": _cgroup(root, process.pid),
+        "wchan": pids.text(process.pid, "wchan", root).strip(),
         "started": started,
-        "age": max(0.0, time.time() - started) if boot else 0.0,
+        "age": max(0.0, time.time() - started),
+        "stays_in_d": False,
         "kill_pending": bool(pending & _SIGKILL_BIT),
+        "holds_gpu": entry.holds_gpu,
     }
 
 
-def _stat(folder: str) -> Optional[Dict[str, Any]]:
-    """pid (comm) state ppid pgrp session ... starttime; comm may hold blanks and brackets."""
-    text = _text(folder, "stat")
-    head, found, rest = text.rpartition(")")
-    fields = rest.split()
-    if not found or len(fields) < 20:
-        return None
-    return {
-        "comm": head.partition("(")[2],
-        "state": fields[0],
-        "ppid": int(fields[1]),
-        "sid": int(fields[3]),
-        "ticks": int(fields[19]),
-    }
-
-
-def _cgroup(folder: str) -> str:
-    lines = _text(folder, "cgroup").strip().splitlines()
+def _cgroup(root: str, pid: int) -> str:
+    lines = pids.text(pid, "cgroup", root).strip().splitlines()
     return lines[-1].split(":", 2)[-1] if lines else ""
 
 
-def _folder(root: str, pid: int) -> str:
-    return os.path.join(root, "proc", str(pid))
-
-
-def _holds_gpu(folder: str) -> bool:
-    handles = folder + "/fd"
-    return any(_GPU.match(_link(handles, name)) for name in _names(handles))
-
-
-def _boot_time(root: str) -> float:
-    """When the host was started, in seconds since the epoch; 0 where it is not told."""
-    if root == "/":  # btime, which another root is told by, is cut to whole seconds and moves with the clock
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    for line in _text(os.path.join(root, "proc"), "stat").splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return 0.0
-
-
-def _names(folder: str) -> List[str]:
+def _holds_gpu(root: str, pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return os.listdir(folder)
-    return []
-
-
-def _text(folder: str, name: str) -> str:
-    try:  # without `open` and the like: there are thousands of files
-        handle = os.open(folder + "/" + name, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(handle, 65536).decode("utf-8", "replace")
-    except OSError:  # it ended meanwhile
-        return ""
-    finally:
-        os.close(handle)
-
-
-def _link(folder: str, name: str) -> str:
-    try:
-        return os.readlink(folder + "/" + name)
-    except OSError:
-        return ""
+        handles = os.listdir(os.path.join(root, "proc", str(pid), "fd"))
+        return any(_GPU.match(pids.link(pid, "fd/" + handle, root) or "") for handle in handles)
+    return False

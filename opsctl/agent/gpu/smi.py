@@ -6,8 +6,7 @@ import os
 import time
 from typing import Dict, List, Optional, Tuple
 
-from opsctl.agent.gpu import process_table
-from opsctl.agent.process import detached
+from opsctl.agent.process import detached, pids
 from opsctl.wire.protocol import Context
 
 NAME = "nvidia-smi"
@@ -17,14 +16,18 @@ STAYS = 0.5  # seconds in which a process that only passes through D state has l
 FOLDERS = ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/sbin:/usr/bin:/bin:/usr/lib/wsl/lib"
 
 
-def stuck(root: str = "/", seen: Optional[Dict[int, str]] = None) -> List[int]:
-    """Earlier ones that hang in the kernel. While one does, another would hang as well. seen: all, with their state."""
-    states = process_table.called(root, NAME) if seen is None else seen
-    found = [pid for pid, state in states.items() if state == "D"]
+def stuck(root: str = "/", seen: Optional[List[pids.Process]] = None) -> List[int]:
+    """Earlier ones that hang in the kernel. While one does, another would hang as well. seen: all processes."""
+    found = [p.pid for p in (pids.processes(root) if seen is None else seen) if p.name == NAME and p.state == "D"]
     if found:
         time.sleep(STAYS)
-    now = process_table.states(root, found)
-    return [pid for pid in found if now.get(pid) == "D"]
+    return [pid for pid in found if in_kernel(pid, root)]
+
+
+def in_kernel(pid: int, root: str = "/") -> bool:
+    """Whether a process is in the kernel now, where no signal ends it: state D."""
+    now = pids.look(pid, root)
+    return now is not None and now.state == "D"
 
 
 def ask(

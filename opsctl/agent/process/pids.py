@@ -1,4 +1,7 @@
-"""Who a process is, from /proc: a pid alone is never enough, since pids are used again."""
+"""Who a process is, from /proc: its number, since when it runs, its command line, whose it is.
+
+A pid alone is never enough, since pids are used again. `root`: where the file system of this machine is mounted.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from opsctl.agent.process import ports
 
+_LONGEST = 1 << 21  # bytes: the kernel allows a command line of 2 MiB (ARG_MAX with the usual stack)
+
 
 class Process(NamedTuple):
-    """One line of /proc/PID/stat, as much of it as identifies a process. `start` is in clock ticks since boot."""
+    """One line of /proc/PID/stat, as much of it as identifies a process. `start` is in clock ticks since boot.
+
+    name: what the kernel calls it, in 15 characters at most.
+    """
 
     pid: int
+    name: str
     state: str
     parent: int
     group: int
@@ -31,20 +40,61 @@ def boot_id() -> str:
         return stream.read().strip()
 
 
-def look(pid: int) -> Optional[Process]:
+def look(pid: int, root: str = "/") -> Optional[Process]:
     """The process with this pid, None if there is none."""
+    line = read(pid, "stat", root)
+    head, found, rest = (line or b"").rpartition(b")")  # the name in brackets may hold anything, brackets too
+    fields = rest.split()
+    if not found or len(fields) < 20:
+        return None
+    name = head.partition(b"(")[2].decode("utf-8", "replace")
+    return Process(pid, name, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def numbers(root: str = "/") -> List[int]:
+    """The pids that there are."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            line = stream.read()
+        return [int(name) for name in os.listdir(os.path.join(root, "proc")) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def read(pid: int, file: str, root: str = "/", most: int = _LONGEST) -> Optional[bytes]:
+    """A file of a process's folder; None where it is gone or we may not know."""
+    try:  # without `open`, which takes three times as long: there may be thousands
+        handle = os.open(os.path.join(root, "proc", str(pid), file), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    fields = line[line.rindex(b")") + 2 :].split()  # the name in brackets may hold anything, brackets too
-    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    found = b""
+    try:
+        while len(found) < most:
+            part = os.read(handle, min(1 << 16, most - len(found)))
+            if not part:
+                break
+            found += part
+    except OSError:  # it ended meanwhile
+        return None
+    finally:
+        os.close(handle)
+    return found
 
 
-def processes() -> List[Process]:
+def text(pid: int, file: str, root: str = "/") -> str:
+    """The same as text; empty where it is gone or we may not know."""
+    return (read(pid, file, root) or b"").decode("utf-8", "replace")
+
+
+def link(pid: int, name: str, root: str = "/") -> Optional[str]:
+    """Where a link of its folder leads: exe, cwd, fd/1; None where it is gone or we may not know."""
+    try:
+        return os.readlink(os.path.join(root, "proc", str(pid), name))
+    except OSError:
+        return None
+
+
+def processes(root: str = "/") -> List[Process]:
     """All that there are, zombies too."""
-    looked = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    looked = (look(pid, root) for pid in numbers(root))
     return [process for process in looked if process is not None]
 
 
@@ -58,7 +108,7 @@ def control_group(pid: int) -> List[int]:
     own = group_of(pid)
     if all(line.endswith(":/") for line in own.splitlines()):
         return []
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and group_of(int(name)) == own]
+    return [pid for pid in numbers() if group_of(pid) == own]
 
 
 def ancestors(pid: int) -> List[int]:
@@ -84,19 +134,12 @@ def family(pid: int) -> List[int]:
 
 def group_of(pid: int) -> str:
     """Its control groups, as the kernel tells them; empty if it is gone."""
-    try:
-        with open("/proc/%d/cgroup" % pid) as stream:
-            return stream.read()
-    except OSError:
-        return ""
+    return text(pid, "cgroup")
 
 
 def executable(pid: int) -> Optional[str]:
     """Path of the running program, None where we may not know."""
-    try:
-        return os.readlink("/proc/%d/exe" % pid)
-    except OSError:
-        return None
+    return link(pid, "exe")
 
 
 def owner(pid: int) -> Optional[int]:
@@ -104,15 +147,6 @@ def owner(pid: int) -> Optional[int]:
         return os.stat("/proc/%d" % pid).st_uid
     except OSError:
         return None
-
-
-def name(pid: int) -> str:
-    """What the kernel calls it, in 15 characters at most; empty if it is gone."""
-    try:
-        with open("/proc/%d/comm" % pid) as stream:
-            return stream.read().rstrip("\n")
-    except OSError:
-        return ""
 
 
 def began(process: Process) -> float:
@@ -128,14 +162,25 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def argv(pid: int) -> List[str]:
-    """Its arguments, as bytes that are no text can be had back from (os.fsencode); none if it is gone."""
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as stream:
-            data = stream.read()
-    except OSError:
-        return []
-    return [os.fsdecode(word) for word in data[: -data.endswith(b"\0") or None].split(b"\0")] if data else []
+def argv(pid: int, root: str = "/") -> List[str]:
+    """Its arguments, as bytes that are no text can be had back from (os.fsencode); none if it is gone.
+
+    A process that is stuck with its memory locked cannot be asked: who tries is stuck as well.
+    """
+    return _strings(pid, "cmdline", root) or []
+
+
+def environment(pid: int, root: str = "/") -> Optional[Dict[str, str]]:
+    """The variables that it was started with, in the same form; None where we may not know."""
+    found = _strings(pid, "environ", root)
+    return None if found is None else dict(pair.split("=", 1) for pair in found if "=" in pair)
+
+
+def _strings(pid: int, file: str, root: str) -> Optional[List[str]]:
+    data = read(pid, file, root)
+    if not data:
+        return None if data is None else []
+    return [os.fsdecode(word) for word in data[: -data.endswith(b"\0") or None].split(b"\0")]
 
 
 def is_same(process: Process) -> bool:
@@ -171,14 +216,10 @@ def signal(process: Process, number: int) -> None:
             os.close(handle)
 
 
-def command(pid: int, limit: int = 400) -> str:
-    """Its arguments, as it shows them."""
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as stream:
-            words = stream.read(limit).rstrip(b"\0").split(b"\0")
-    except OSError:
-        return ""
-    return b" ".join(words).decode("utf-8", "backslashreplace")
+def command(pid: int, limit: int = 400, root: str = "/") -> str:
+    """Its arguments on one line, as it shows them, cut; for people, or to look for a title in."""
+    data = read(pid, "cmdline", root, limit) or b""
+    return data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "backslashreplace")
 
 
 def listener(port: int) -> Optional[Dict[str, Any]]:
@@ -187,43 +228,32 @@ def listener(port: int) -> Optional[Dict[str, Any]]:
     if not inodes:
         return None
     wanted = {"socket:[%s]" % inode for inode in inodes}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        folder = "/proc/%s/fd" % name
+    for pid in numbers():
         try:
-            if any(_link(os.path.join(folder, entry)) in wanted for entry in os.listdir(folder)):
-                return {"pid": int(name), "command": command(int(name))}
+            handles = os.listdir("/proc/%d/fd" % pid)
         except OSError:
             continue
+        if any(link(pid, "fd/" + handle) in wanted for handle in handles):
+            return {"pid": pid, "command": command(pid)}
     return {"pid": None, "command": ""}
-
-
-def _link(path: str) -> Optional[str]:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
 
 
 def real_ids(pid: int) -> Optional[Tuple[int, int]]:
     """User and group that started it, whatever it runs as now; None if it is gone."""
-    try:
-        with open("/proc/%d/status" % pid) as stream:
-            told = dict(line.split(":", 1) for line in stream if ":" in line)
-        return int(told["Uid"].split()[0]), int(told["Gid"].split()[0])
-    except (OSError, KeyError):
-        return None
+    told = status(pid)
+    return (int(told["Uid"].split()[0]), int(told["Gid"].split()[0])) if "Uid" in told else None
 
 
 def all_ids(pid: int) -> Optional[Set[int]]:
     """The users it runs as: real, effective, saved, of the file system; None if it is gone."""
-    try:
-        with open("/proc/%d/status" % pid) as stream:
-            told = dict(line.split(":", 1) for line in stream if ":" in line)
-        return {int(word) for word in told["Uid"].split()}
-    except (OSError, KeyError):
-        return None
+    told = status(pid)
+    return {int(word) for word in told["Uid"].split()} if "Uid" in told else None
+
+
+def status(pid: int, root: str = "/") -> Dict[str, str]:
+    """/proc/PID/status by the names of its lines; empty if it is gone."""
+    pairs = (line.partition(":") for line in text(pid, "status", root).splitlines())
+    return {name: value.strip() for name, colon, value in pairs if colon}
 
 
 def same_root(pid: int) -> bool:

@@ -128,13 +128,15 @@ def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = 
     why = "it is not an SGLang server" if first is None or first.pid != pid else adoption.obstacle(seen)
     if why is not None:
         raise AgentError("conflict", "pid %d cannot be taken over: %s" % (pid, why), pid=pid)
+    environment = pids.environment(pid)
+    if not environment:
+        raise AgentError("conflict", "pid %d cannot be taken over: its environment cannot be read" % pid, pid=pid)
     with told("read", "/proc/%d" % pid):
-        argv, environment = pids.argv(pid), _strings(pid, "environ")
         record: Record = {
             "name": name,
-            "argv": argv,
+            "argv": pids.argv(pid),
             "cwd": os.readlink("/proc/%d/cwd" % pid),
-            "env": dict(pair.split("=", 1) for pair in environment if "=" in pair),
+            "env": environment,
             "log": os.readlink("/proc/%d/fd/1" % pid),
             "port": port,
         }
@@ -352,11 +354,6 @@ def _signal_all(call: Context, record: Record, wait: float) -> None:
     if left:
         shown = ", ".join("%d (%s, state %s)" % (p.pid, pids.command(p.pid, 60), p.state) for p in left)
         raise AgentError("timeout", "still there after SIGKILL: %s; the host may need a reboot" % shown)
-
-
-def _strings(pid: int, name: str) -> List[str]:
-    with open("/proc/%d/%s" % (pid, name), "rb") as stream:
-        return [os.fsdecode(word) for word in stream.read().rstrip(b"\0").split(b"\0")]
 
 
 def _identity(record: Record) -> List[Any]:

@@ -117,9 +117,12 @@ def _other_world(pid: int) -> Optional[str]:
 
 def _manager(process: pids.Process) -> Optional[str]:
     """Which program would notice its end, and start it again or end too."""
-    parent = pids.name(process.parent)
+    above = pids.look(process.parent)
+    parent = above.name if above else ""
     # What has lost its parent gets process 1 for one, which is supervisord in many containers.
-    if parent in _MANAGERS and (process.parent != 1 or _environment(process.pid, "SUPERVISOR_PROCESS_NAME")):
+    if parent in _MANAGERS and (
+        process.parent != 1 or "SUPERVISOR_PROCESS_NAME" in (pids.environment(process.pid) or ())
+    ):
         return "%s (pid %d) would start it again" % (parent, process.parent)
     if process.pid == 1 or (parent in _FIRST_OF_A_CONTAINER and process.pid == _eldest(process.parent)):
         return "it is the main process of its container, which ends with it"
@@ -132,25 +135,12 @@ def _eldest(parent: int) -> Optional[int]:
     return min(children, key=lambda each: each.start).pid if children else None
 
 
-def _environment(pid: int, name: str) -> bool:
-    """Whether a variable was set when it was started."""
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as stream:
-            return any(pair.startswith(name.encode() + b"=") for pair in stream.read().split(b"\0"))
-    except OSError:
-        return False
-
-
 def _unrecorded(pid: int) -> Optional[str]:
     """What a start of the same server would lack."""
     program = pids.executable(pid)
     if program is None or not os.access(program.replace(" (deleted)", ""), os.X_OK):
         return "its program %s is no longer there" % program
-    try:
-        with open("/proc/%d/environ" % pid, "rb") as stream:
-            if not stream.read(1):
-                return "its environment cannot be read"
-    except OSError:
+    if not pids.environment(pid):
         return "its environment cannot be read"
     try:
         folder = os.readlink("/proc/%d/cwd" % pid)

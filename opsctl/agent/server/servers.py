@@ -34,7 +34,7 @@ def find(call: Context, locate: bool = False) -> List[ServerProcess]:
 
     Its fields are told in wire/calls/server.py. The package is found, with `locate`, by asking its own interpreter.
     """
-    looked = (_server(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    looked = (_server(pid) for pid in pids.numbers())
     found = [server for server in looked if server is not None]
     own = {server["pid"] for server in found}
     first = [server for server in found if server["parent"] not in own]
@@ -56,15 +56,15 @@ def locate_one(server: ServerProcess) -> None:
 
 
 def _server(pid: int) -> Optional[ServerProcess]:
-    argv = _words(pid, "cmdline")
+    argv = [os.fsencode(word).decode("utf-8", "backslashreplace") for word in pids.argv(pid)]
     process = pids.look(pid)
     if process is None or not process.alive or command_line.arguments(argv) is None:
         return None
-    environment = _environment(pid)
+    environment = pids.environment(pid)
     group = pids.group_of(pid)
     unit, user_unit = unitname.of(group)
     log = _log(pid)
-    cwd = _link(pid, "cwd")
+    cwd = pids.link(pid, "cwd")
     return {
         "pid": pid,
         "start": process.start,
@@ -107,7 +107,7 @@ def _package(server: ServerProcess) -> Optional[str]:
         if ids is None or os.geteuid() != 0:
             return None
     environment = {
-        k: v for k, v in (_environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
+        k: v for k, v in (pids.environment(pid) or {}).items() if k in ("PYTHONPATH", "PATH", "HOME", "VIRTUAL_ENV")
     }
     return located(server["python"], server["cwd"] or "/", environment, ids)
 
@@ -182,7 +182,7 @@ def _python(pid: int, argv: List[str], cwd: Optional[str]) -> str:
 
 def _log(pid: int) -> Optional[str]:
     for descriptor in ("1", "2"):
-        target = _link(pid, "fd/" + descriptor)
+        target = pids.link(pid, "fd/" + descriptor)
         if target and target.startswith("/") and os.path.isfile(target):
             return target
     return None
@@ -193,34 +193,6 @@ def _size(path: Optional[str]) -> int:
         return os.path.getsize(path) if path else 0
     except OSError:
         return 0
-
-
-def _environment(pid: int) -> Optional[Dict[str, str]]:
-    """None where we may not know: another user's process."""
-    if not os.access("/proc/%d/environ" % pid, os.R_OK):
-        return None
-    pairs = (word.partition("=") for word in _words(pid, "environ"))
-    return {name: value for name, _, value in pairs}
-
-
-def _words(pid: int, file: str) -> List[str]:
-    data = _read("/proc/%d/%s" % (pid, file))
-    return data.split("\0")[:-1] if data.endswith("\0") else data.split("\0") if data else []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="backslashreplace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def _link(pid: int, name: str) -> Optional[str]:
-    try:
-        return os.readlink("/proc/%d/%s" % (pid, name))
-    except OSError:
-        return None
 
 
 def _user(pid: int) -> Optional[str]:

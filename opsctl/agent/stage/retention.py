@@ -10,6 +10,7 @@ from typing import Iterable, Iterator, List, Set
 
 from opsctl.agent.core import durable
 from opsctl.agent.files import safepath
+from opsctl.agent.process import pids
 from opsctl.agent.stage import releases
 from opsctl.wire.protocol import AgentError, Context
 
@@ -27,9 +28,8 @@ def in_service(top: str) -> Set[str]:
             path = os.path.join(folder, entry)
             if os.path.islink(path):
                 named.add(os.path.realpath(path))
-    for pid in os.listdir("/proc"):
-        if pid.isdigit():
-            named.update(_paths_of(pid))
+    for pid in pids.numbers():
+        named.update(_paths_of(pid))
     real = os.path.realpath(top)
     # A path inside a release counts as the release.
     inside = (os.path.relpath(path, real).split(os.sep)[0] for path in named if path.startswith(real + os.sep))
@@ -107,11 +107,6 @@ def delete(release: str) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _paths_of(pid: str) -> List[str]:
-    try:
-        with open("/proc/%s/cmdline" % pid, "rb") as stream:
-            words = os.fsdecode(stream.read(1 << 20)).split("\0")
-    except OSError:
-        return []
-    paths = (word.rpartition("=")[2] for word in words)
+def _paths_of(pid: int) -> List[str]:
+    paths = (word.rpartition("=")[2] for word in pids.argv(pid))
     return [os.path.realpath(path) for path in paths if path.startswith("/")]
