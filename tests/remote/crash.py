@@ -7,6 +7,7 @@ what was found wrong. Crashing is brought about by counting calls of `os`, so ev
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from opsctl.agent.core import history, journal, runs
+from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
 from tests.remote.steps import RUN, tree, writing
 
@@ -29,6 +31,10 @@ def main(state: Path, folder: Path) -> None:
     # A place to be killed at all the same. Only the end of a machine takes what a process has written.
     os.fsync = lambda file: None
     wrong: list[str] = []
+    # Loaded and compiled here, and not in every child.
+    masking.text("")
+    for name in ("core.undo_record", "files.changes"):
+        importlib.import_module(f"opsctl.agent.{name}")
     places = crash_everywhere(state, folder, wrong, "making", lambda: None, lambda: make(folder))
     places += crash_everywhere(state, folder, wrong, "taking back", lambda: make(folder), take_back)
     print(json.dumps({"places": places, "wrong": wrong}))
