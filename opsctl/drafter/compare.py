@@ -10,7 +10,7 @@ from typing import Any
 
 from opsctl.drafter.case import Case, Serving, converted_name
 from opsctl.drafter.folder import Folder, Reader, Tensor, here
-from opsctl.drafter.vocab_map import Kind, fingerprint
+from opsctl.drafter.vocab_map import TableKind, fingerprint
 from opsctl.errors import Conflict, Unreadable, UsageError
 from opsctl.localfiles import opened
 from opsctl.text import one_line, printable
@@ -218,9 +218,9 @@ def _ids(folder: Folder) -> tuple[tuple[int, ...], str]:
             hint=f"opsctl drafter check {folder.path}",
         )
     found = case.mapping
-    if found.sound or found.kind is Kind.AMBIGUOUS:
+    if found.sound or found.kind is TableKind.AMBIGUOUS:
         return found.ids if found.ids is not None else found.served, ""
-    absolute = found.kind is Kind.ABSOLUTE
+    absolute = found.kind is TableKind.ABSOLUTE
     read = "compared as such, but SGLang takes it for offsets" if absolute else "compared as SGLang reads it"
     return found.ids if found.ids is not None else found.served, f"d2t is {found.kind.value} ({found.proof}); {read}"
 

@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case, converted_name
-from opsctl.drafter.checks.files import refused
-from opsctl.drafter.features import obstacle
+from opsctl.drafter.checks.files import obstacle, refused
 from opsctl.drafter.folder import Tensor
 from opsctl.drafter.settings import LLAMA, Settings
-from opsctl.drafter.vocab_map import Kind
+from opsctl.drafter.vocab_map import TableKind
 from opsctl.errors import Exit, OpsctlError, Unreadable
 
 _DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -129,12 +128,12 @@ def _mapping_as_offsets(case: Case, parts: list[Part], changes: list[str]) -> li
         return parts
     if found is None:
         _refuse(case, f"d2t is {d2t.dtype} {list(d2t.shape)}: no mapping", "get d2t of the run that trained this head")
-    if found.kind in (Kind.OFFSET, Kind.IDENTITY, Kind.AMBIGUOUS):
+    if found.kind in (TableKind.OFFSET, TableKind.IDENTITY, TableKind.AMBIGUOUS):
         return parts
     rising = found.ids is not None and all(a < b for a, b in zip(found.ids, found.ids[1:], strict=False))
-    if found.kind is not Kind.ABSOLUTE or not (found.certain and rising) or found.ids is None:
+    if found.kind is not TableKind.ABSOLUTE or not (found.certain and rising) or found.ids is None:
         sure = "" if found.certain else ", though not certainly"
-        order = ", with rows out of order" if found.kind is Kind.ABSOLUTE and not rising else ""
+        order = ", with rows out of order" if found.kind is TableKind.ABSOLUTE and not rising else ""
         _refuse(
             case,
             f"d2t is {found.kind.value}{sure}{order}: {found.proof}",

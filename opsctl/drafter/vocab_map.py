@@ -19,7 +19,7 @@ INTEGERS = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "U16": "H"
 NEAR_CERTAIN = 1e-3
 
 
-class Kind(Enum):
+class TableKind(Enum):
     OFFSET = "offset"
     IDENTITY = "identity"
     ABSOLUTE = "absolute"
@@ -46,7 +46,7 @@ class Decision:
         duplicates: how many ids, as SGLang reads them, occur before.
     """
 
-    kind: Kind
+    kind: TableKind
     certain: bool
     proof: str
     ids: tuple[int, ...] | None
@@ -57,7 +57,7 @@ class Decision:
 
     @property
     def sound(self) -> bool:
-        return self.kind in (Kind.OFFSET, Kind.IDENTITY)
+        return self.kind in (TableKind.OFFSET, TableKind.IDENTITY)
 
 
 def fingerprint(ids: Sequence[int]) -> str:
@@ -92,7 +92,7 @@ def decide(d2t: Sequence[int], vocab: int, mask: bytes | None = None) -> Decisio
 
 
 class _Judged(NamedTuple):
-    kind: Kind
+    kind: TableKind
     certain: bool
     proof: str
     ids: Sequence[int] | None
@@ -102,20 +102,20 @@ class _Judged(NamedTuple):
 def _judge(d2t: Sequence[int], served: Sequence[int], vocab: int, mask: bytes | None) -> _Judged:
     size = len(d2t)
     if not size:
-        return _Judged(Kind.INVALID, True, "the table is empty", None, 0)
+        return _Judged(TableKind.INVALID, True, "the table is empty", None, 0)
     if not any(d2t) and size == vocab:
         proof = f"all {size} entries are 0 and both vocabularies have {vocab} ids"
-        return _Judged(Kind.IDENTITY, True, proof, served, 0)
+        return _Judged(TableKind.IDENTITY, True, proof, served, 0)
     kept = _kept(mask, size)
     seen = _with_witness(d2t, served, kept) if kept is not None else None
-    if seen is not None and seen.kind in (Kind.OFFSET, Kind.ABSOLUTE):
+    if seen is not None and seen.kind in (TableKind.OFFSET, TableKind.ABSOLUTE):
         return seen
     if not any(d2t):
         proof = f"all {size} entries are 0 although only {size} of {vocab} ids are drafted{_default_mask(mask, vocab)}"
-        return _Judged(Kind.NEVER_FILLED, True, proof, None, size)
+        return _Judged(TableKind.NEVER_FILLED, True, proof, None, size)
     if size < vocab and all(value == i for i, value in enumerate(d2t)):
         proof = f"entry i is i for all {size}: the default that was never replaced, read as token 2*i"
-        return _Judged(Kind.ARANGE, True, proof, None, size - 1)
+        return _Judged(TableKind.ARANGE, True, proof, None, size - 1)
     return seen if seen is not None else _without_witness(d2t, served, vocab)
 
 
@@ -150,19 +150,19 @@ def _with_witness(d2t: Sequence[int], served: Sequence[int], kept: Sequence[int]
     size = len(kept)
     wrong = sum(a != b for a, b in zip(served, kept, strict=True))
     if not wrong:
-        return _Judged(Kind.OFFSET, True, f"d2t + arange equals the {size} ids that t2d keeps", kept, 0)
+        return _Judged(TableKind.OFFSET, True, f"d2t + arange equals the {size} ids that t2d keeps", kept, 0)
     as_ids = sum(a != b for a, b in zip(d2t, kept, strict=True))
     if not as_ids:
-        return _Judged(Kind.ABSOLUTE, True, f"d2t itself equals the {size} ids that t2d keeps", kept, wrong)
+        return _Judged(TableKind.ABSOLUTE, True, f"d2t itself equals the {size} ids that t2d keeps", kept, wrong)
     if sorted(served) == kept:
         proof = f"d2t + arange has the ids of t2d, but {wrong} of {size} in another order"
-        return _Judged(Kind.ROW_ORDER, True, proof, served, wrong)
+        return _Judged(TableKind.ROW_ORDER, True, proof, served, wrong)
     if sorted(d2t) == kept:
         proof = f"d2t itself has the ids of t2d, {as_ids} of {size} in another order"
-        return _Judged(Kind.ABSOLUTE, True, proof, d2t, wrong)
+        return _Judged(TableKind.ABSOLUTE, True, proof, d2t, wrong)
     missing = len(set(kept) - set(served))
     proof = f"{wrong} of {size} ids differ from those t2d keeps; {missing} of t2d's are not in d2t at all"
-    return _Judged(Kind.OTHER_RUN, True, proof, served, wrong)
+    return _Judged(TableKind.OTHER_RUN, True, proof, served, wrong)
 
 
 def _without_witness(d2t: Sequence[int], served: Sequence[int], vocab: int) -> _Judged:
@@ -174,17 +174,17 @@ def _without_witness(d2t: Sequence[int], served: Sequence[int], vocab: int) -> _
     if not ids_fit:
         if offsets_fit:
             proof = f"{negative} negative and {repeated} repeated entries: no list of ids; as offsets all ids are valid"
-            return _Judged(Kind.OFFSET, True, proof, served, 0)
+            return _Judged(TableKind.OFFSET, True, proof, served, 0)
         proof = f"{misfit}; as ids {negative} entries are negative, {repeated} repeated, {too_large} too large"
-        return _Judged(Kind.INVALID, True, proof, None, min(size, outside + duplicates))
+        return _Judged(TableKind.INVALID, True, proof, None, min(size, outside + duplicates))
     if _rising(d2t) and served[-1] >= vocab:
         proof = f"strictly increasing, and as offsets the last id would be {served[-1]}, outside 0..{vocab - 1}"
-        return _Judged(Kind.ABSOLUTE, True, proof, d2t, size - 1)
+        return _Judged(TableKind.ABSOLUTE, True, proof, d2t, size - 1)
     if not offsets_fit:
-        return _Judged(Kind.ABSOLUTE, False, f"all entries are valid ids, and {misfit}", d2t, size - 1)
+        return _Judged(TableKind.ABSOLUTE, False, f"all entries are valid ids, and {misfit}", d2t, size - 1)
     chance = (1 - size / vocab) ** (size - 1) if size < vocab else 0.0
     if _rising(d2t) and chance < NEAR_CERTAIN:
         # Offsets of a sorted mapping repeat wherever two neighbouring target ids were both kept.
         proof = f"strictly increasing without a repeat; offsets would repeat somewhere but for a chance of {chance:.0e}"
-        return _Judged(Kind.ABSOLUTE, False, proof, d2t, size - 1)
-    return _Judged(Kind.AMBIGUOUS, False, "valid both as offsets and as ids, and there is no t2d to tell", None, 0)
+        return _Judged(TableKind.ABSOLUTE, False, proof, d2t, size - 1)
+    return _Judged(TableKind.AMBIGUOUS, False, "valid both as offsets and as ids, and there is no t2d to tell", None, 0)

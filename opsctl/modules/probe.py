@@ -92,7 +92,7 @@ def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outc
         return Outcome(
             {"serving": True, **figures},
             failed="the server runs without speculation: there is no acceptance length to measure",
-            hint="`opsctl server status` shows its launch flags; --speculative-algorithm EAGLE3 is missing there",
+            hint="`opsctl server status` shows its launch flags; --speculative-algorithm is missing there",
         )
     return Outcome(
         values={"serving": True, **figures, "probe": result},

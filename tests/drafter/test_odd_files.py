@@ -209,6 +209,19 @@ def test_a_whole_model_is_no_drafter(tmp_path: Path, judged: Judge) -> None:
     assert [f.detail for f in found.findings] == ["over 4096 tensors in the folder: no drafter has so many"]
 
 
+def test_a_whole_model_that_drafts_for_itself_is_not_damaged(tmp_path: Path, judged: Judge) -> None:
+    """GLM and DeepSeek carry their MTP layer inside, and are named as their own draft model."""
+    whole_model(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(" " * (5 << 20))
+    found = judged(tmp_path / "model")
+    assert found.exit_code == 14
+    (told,) = [f for f in found.findings if f.check == "draft-kind"]
+    assert "num_nextn_predict_layers" in told.detail
+    assert told.remedy == "start it with --speculative-algorithm NEXTN"
+
+
 def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None:
     build.torchspec().write(tmp_path / "d")
 

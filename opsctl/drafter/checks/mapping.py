@@ -10,18 +10,18 @@ from opsctl.drafter.folder import Tensor
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
-from opsctl.drafter.vocab_map import INTEGERS, Decision, Kind, fingerprint
+from opsctl.drafter.vocab_map import INTEGERS, Decision, TableKind, fingerprint
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _UNSIGNED = frozenset({"U16", "U32", "U64"})
 _OWN_D2T = "get d2t of the run that trained this head"
 _EFFECT = {
-    Kind.ABSOLUTE: "absolute target ids, but SGLang adds arange to them",
-    Kind.ROW_ORDER: "rows of lm_head were trained in rising id order: each row out of place drafts the wrong token",
-    Kind.OTHER_RUN: "the table belongs to another run than t2d and the head",
-    Kind.NEVER_FILLED: "the mapping was never filled: draft ids are taken for target ids",
-    Kind.ARANGE: "the mapping was never filled",
-    Kind.INVALID: "SGLang reads it as offsets, and the ids so counted draft a wrong token or none",
+    TableKind.ABSOLUTE: "absolute target ids, but SGLang adds arange to them",
+    TableKind.ROW_ORDER: "rows of lm_head were trained in rising id order: a row out of place drafts a wrong token",
+    TableKind.OTHER_RUN: "the table belongs to another run than t2d and the head",
+    TableKind.NEVER_FILLED: "the mapping was never filled: draft ids are taken for target ids",
+    TableKind.ARANGE: "the mapping was never filled",
+    TableKind.INVALID: "SGLang reads it as offsets, and the ids so counted draft a wrong token or none",
 }
 
 
@@ -90,15 +90,15 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
     assert d2t is not None
     entries = len(found.served)
     certain = "certain" if found.certain else "near-certain"
-    if found.kind is Kind.AMBIGUOUS:
+    if found.kind is TableKind.AMBIGUOUS:
         remedy = "compare with a checkpoint that has t2d: opsctl drafter compare"
         yield Finding("d2t-kind", Verdict.NOTE, d2t.name, f"offsets or ids, not decidable: {found.proof}", remedy)
     elif found.sound:
         detail = f"{found.kind.value} ({certain}): {found.proof}; fingerprint {fingerprint(found.served)}"
         yield Finding("d2t-kind", Verdict.NOTE, d2t.name, detail)
-    elif found.kind is not Kind.INVALID or found.duplicates or not found.outside:  # else told by the range alone
+    elif found.kind is not TableKind.INVALID or found.duplicates or not found.outside:  # else told by the range alone
         remedy = _OWN_D2T
-        if found.kind is Kind.ABSOLUTE:
+        if found.kind is TableKind.ABSOLUTE:
             remedy = f"{case.folder.convert_command}  (turns the ids into offsets)"
         yield Finding(
             "d2t-kind",
@@ -108,7 +108,7 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
             remedy,
         )
     # Of an absolute table the range is a consequence; it only matters where it kills the process.
-    if found.outside and (found.kind is not Kind.ABSOLUTE or case.serving.tp == 1):
+    if found.outside and (found.kind is not TableKind.ABSOLUTE or case.serving.tp == 1):
         yield _outside(case, found, entries)
     if size and entries < size:
         yield Finding(
