@@ -12,6 +12,7 @@ from opsctl.drafter.folder import Folder, Sample, Tensor
 from opsctl.drafter.kind import Recognised, recognise
 from opsctl.drafter.settings import LLAMA, MLA, Settings
 from opsctl.drafter.versions import Version
+from opsctl.sglang.releases import Capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +162,22 @@ class Case:
         text = self.text
         if text is None or self.draft is None:
             return ()
-        ids, n = self.draft.aux_ids, text.layers
-        if ids is None:
-            return (2, n // 2, n - 3)
-        if version in v.IDS_AS_WRITTEN and deepseek_like(text) and ids[:1] != (1,):
-            return ids
-        if captures_last(text, version) and max(ids, default=0) == n:
-            return ids
-        return tuple(i + 1 for i in ids)
+        found = v.target(version, self.target.architecture) if self.target else None
+        rule = found if found is not None and found.default else v.USUAL
+        return rule.layers(text.layers, self.draft.aux_ids)
 
+    def records(self, version: Version) -> bool:
+        """Whether the target's class records hidden states, as far as that was read."""
+        found = v.target(version, self.target.architecture) if self.target else None
+        if found is None or self.text is None:
+            return False
+        around = found.capture is Capture.DEPENDS and self.text.architecture in found.around
+        return found.capture is Capture.YES or around
 
-def captures_last(text: Settings, version: Version) -> bool:
-    """Whether the target can record what comes out of its last layer, as the input of one more."""
-    return version in v.LAST_LAYER_CAPTURE and text.architecture == "GptOssForCausalLM"
+    def captures_last(self, version: Version) -> bool:
+        """Whether the target can record what comes out of its last layer, as the input of one more."""
+        found = v.target(version, self.target.architecture) if self.target else None
+        return found is not None and found.ids == "+1 unless last is n"
 
 
 def deepseek_like(text: Settings) -> bool:

@@ -12,8 +12,9 @@ from opsctl.drafter.checks import CHECKS
 from opsctl.drafter.checks.files import refused
 from opsctl.drafter.kind import Kind
 from opsctl.drafter.verdict import Finding, Verdict, worst
-from opsctl.drafter.versions import KNOWN, Version
+from opsctl.drafter.versions import KNOWN, InTree, Version
 from opsctl.errors import Exit
+from opsctl.sglang.releases import nearest
 from opsctl.text import printable
 
 
@@ -103,15 +104,20 @@ def _outcome(findings: list[Finding]) -> Verdict:
 
 def _unknown(versions: Sequence[Version]) -> list[Finding]:
     newest, oldest = KNOWN[-1], KNOWN[0]
-    later = tuple(version for version in versions if version > newest)
-    earlier = tuple(version for version in versions if version < oldest)
     found = []
-    if later:
-        detail = f"later than {newest}, the newest version read: judged by the rules of {newest}"
-        found.append(Finding("sglang-version", Verdict.NOTE, ", ".join(map(str, later)), detail, "", later))
-    if earlier:
-        detail = f"earlier than {oldest}, the oldest version read: judged by the rules of {oldest}"
-        found.append(Finding("sglang-version", Verdict.NOTE, ", ".join(map(str, earlier)), detail, "", earlier))
+    for version in versions:
+        if version in KNOWN:
+            continue
+        verdict, rules = Verdict.NOT_JUDGED, f"judged by the rules of {max(oldest, nearest(version))}"
+        if version > newest:
+            why = f"later than {newest}, the newest version read"
+        elif version < oldest:
+            why = f"earlier than {oldest}, the oldest version read"
+        else:
+            why = "not among the versions read"
+        if isinstance(version, InTree) and version.target is not None:
+            verdict, rules = Verdict.NOTE, f"its source tells what its target's class does; the rest is {rules}"
+        found.append(Finding("sglang-version", verdict, str(version), f"{why}: {rules}", "", (version,)))
     return found
 
 

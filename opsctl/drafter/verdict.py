@@ -37,7 +37,7 @@ _ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
 SEEN = {
     Verdict.OK: "serves as trained",
     Verdict.NOTE: "serves as trained",
-    Verdict.NOT_JUDGED: "not known: its own rules are not among those that are checked",
+    Verdict.NOT_JUDGED: "not known: what decides it is not among what was read",
     Verdict.DEGRADED: "serves; accept length lower than it could be",
     Verdict.SILENT_GARBAGE: "serves, HTTP 200, correct text, no log line; accept len about 1.00, slower than without",
     Verdict.CUDA_ERROR: "device-side assert when it drafts; the server process is lost",

@@ -7,61 +7,31 @@ sgl-project/sglang pull requests.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import total_ordering
+from dataclasses import dataclass, field
+from functools import cache
 
 from opsctl.errors import UsageError
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Capture, Target, Version
 
-_TEXT = re.compile(
-    r"v?(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?:[.-]?(post|rc|a|b|dev)(\d{1,9}))?(?:\.dev\d+)?(?:\+[\w.]+)?", re.ASCII
-)
+__all__ = ["KNOWN", "Feature", "InTree", "Version", "parse_list"]
 
 
-@total_ordering
-@dataclass(frozen=True, slots=True)
-class Version:
-    """An SGLang version. Post releases come after their release; a pre-release counts as the release it leads to.
+@dataclass(frozen=True, slots=True, eq=False)
+class InTree(Version):
+    """The version of a source tree, in which some things were read; they win over what the release can do.
 
-    `read`: what was read in a source tree near this version, by feature; it wins over what the release can do.
+    read: by feature. target: what its class for the target does; None where that was not read.
     """
 
-    release: tuple[int, int, int]
-    post: int = 0
-    text: str = ""
-    read: Mapping[Feature, bool] = field(default_factory=dict, compare=False, repr=False)
-
-    @classmethod
-    def parse(cls, text: str) -> Version:
-        found = _TEXT.fullmatch(text.strip())
-        if not found:
-            raise UsageError(f"{text!r} is not an SGLang version", hint="write it like 0.5.9 or 0.5.10.post1")
-        major, minor, micro, kind, number = found.groups()
-        return cls((int(major), int(minor), int(micro)), int(number) if kind == "post" else 0, text.strip())
-
-    def having(self, read: Mapping[Feature, bool]) -> Version:
-        """This version as a tree has it in which these features were looked for."""
-        return replace(self, read=dict(read))
-
-    def __lt__(self, other: Version) -> bool:
-        return (self.release, self.post) < (other.release, other.post)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Version) and (self.release, self.post) == (other.release, other.post)
-
-    def __hash__(self) -> int:
-        return hash((self.release, self.post))
-
-    def __str__(self) -> str:
-        return self.text or ".".join(map(str, self.release)) + (f".post{self.post}" if self.post else "")
+    read: Mapping[Feature, bool] = field(default_factory=dict, repr=False)
+    target: Target | None = None
 
 
-_READ = (
-    *("0.5.6.post2", "0.5.7", "0.5.8", "0.5.8.post1", "0.5.9", "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12"),
-    *("0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
-)
-KNOWN = tuple(Version.parse(text) for text in _READ)
+# The rules of the draft model's classes were read from this release on; later ones by the generator, too.
+OLDEST = Version(0, 5, 6, 2)
+KNOWN = tuple(version for version in releases.known() if version >= OLDEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +44,8 @@ class Feature:
     def __contains__(self, version: object) -> bool:
         if not isinstance(version, Version):
             return False
-        return version.read.get(self, version >= self.since)
+        since = version >= self.since
+        return version.read.get(self, since) if isinstance(version, InTree) else since
 
 
 def _since(version: str, source: str) -> Feature:
@@ -103,13 +74,38 @@ TRANSFORMERS_5 = _since("0.5.10", "transformers 5.3")
 STRICT_CONFIG = _since("0.5.11", "transformers 5.6, whose config classes check their fields; 5.3 did not")
 NULL_EAGLE_CONFIG = _since("0.5.15", "eagle_utils.py `or {}`; before that, None is asked for its keys")
 MISSING_SHARD_RAISES = _since("0.5.17", "weight_utils.py filter_duplicate_safetensors_files, #32279")
-CAPTURE = _since("0.0.0", "set_eagle3_layers_to_capture of the target's class, wherever it was read")
 LAYER_0_CAPTURE = _since("0.5.14", "deepseek_v2.py captures in the layer; before that, layer 0 has no residual to add")
-LAST_LAYER_CAPTURE = _since("0.5.17", "gpt_oss.py set_eagle3_layers_to_capture, #32334")
 KIMI_K2_CONFIG = _since("0.5.12", "hf_transformers/common.py registers kimi_k2")
-KIMI_K25_FILE = _since("0.5.9", "kimi_k25.py")
-KIMI_K25_CAPTURE = _since("0.5.10", "kimi_k25.py set_eagle3_layers_to_capture, #19689")
 AUX_IDS_IN_GRAPHS = _since("0.5.11", "init_aux_hidden_state_capture before graph capture, #22836")
+
+
+# What most classes do; taken where a class is not known, which is said.
+USUAL = Target(Capture.YES, ("2", "n // 2", "n - 3"), "+1")
+
+
+def target(version: Version, name: str) -> Target | None:
+    """What a target's class does on a version; None where neither a tree nor a release that was read tells it."""
+    if isinstance(version, InTree) and version.target is not None:
+        return version.target
+    return releases.of(version).targets.get(name) if version in releases.known() else None
+
+
+@cache
+def with_class(name: str) -> tuple[Version, ...]:
+    """The releases that have a target class."""
+    return tuple(version for version in releases.known() if name in releases.of(version).targets)
+
+
+@cache
+def capturing(name: str) -> Version | None:
+    """The first release from which on every later one records with a class; None where the newest does not."""
+    able = None
+    for version in reversed(releases.known()):
+        found = releases.of(version).targets.get(name)
+        if found is None or found.capture is not Capture.YES:
+            break
+        able = version
+    return able
 
 
 def parse_list(text: str | None) -> tuple[Version, ...]:

@@ -342,3 +342,76 @@ def _text(value: str) -> bytes:
 
 def _number(value: int) -> bytes:
     return b"J" + struct.pack("<i", value)
+
+
+DELEGATES = """
+    def get_embed_and_head(self):
+        return self.language_model.get_embed_and_head()
+
+    def set_eagle3_layers_to_capture(self, layer_ids=None):
+        self.language_model.set_eagle3_layers_to_capture(layer_ids)
+
+    def set_embed_and_head(self, embed, head):
+        self.language_model.set_embed_and_head(embed, head)
+"""
+KIMI = """
+from sglang.srt.models.deepseek_v2 import DeepseekV3ForCausalLM
+
+
+class KimiK25ForConditionalGeneration:
+    def __init__(self, config):
+        self.language_model = DeepseekV3ForCausalLM(config.text_config)
+
+    def forward(self, input_ids):
+        return self.language_model(input_ids)
+{methods}
+
+EntryClass = [KimiK25ForConditionalGeneration]
+"""
+DEEPSEEK = """
+class DeepseekV2Model:
+    def forward(self, input_ids):
+        return input_ids, [i for i, layer in enumerate(self.layers) if i in self.layers_to_capture]
+
+
+class DeepseekV2ForCausalLM:
+    def __init__(self, config):
+        self.model = DeepseekV2Model(config)
+
+    def forward(self, input_ids):
+        hidden_states = self.model(input_ids)
+        if self.capture_aux_hidden_states:
+            hidden_states, aux_hidden_states = hidden_states
+        return self.logits_processor(hidden_states, aux_hidden_states)
+
+    def get_embed_and_head(self):
+        return self.model.embed_tokens.weight, self.lm_head.weight
+
+    def set_embed_and_head(self, embed, head):
+        self.model.embed_tokens.weight = embed
+
+    def set_eagle3_layers_to_capture(self, layer_ids=None):
+        self.capture_aux_hidden_states = True
+        if layer_ids is None:
+            count = self.config.num_hidden_layers
+            self.model.layers_to_capture = [2, count // 2, count - 3]
+        else:
+            self.model.layers_to_capture = [val + 1 for val in layer_ids]
+
+
+class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
+    pass
+
+
+EntryClass = [DeepseekV2ForCausalLM, DeepseekV3ForCausalLM]
+"""
+
+
+def checkout(top: Path, version: str, captures: bool = True) -> str:
+    """A source tree with a target class and its language model, and with or without what EAGLE-3 asks for."""
+    models = top / "sglang/python/sglang/srt/models"
+    models.mkdir(parents=True)
+    (models.parent.parent / "version.py").write_text(f'__version__ = "{version}"\n')
+    (models / "kimi_k25.py").write_text(KIMI.format(methods=DELEGATES if captures else ""))
+    (models / "deepseek_v2.py").write_text(DEEPSEEK)
+    return str(top / "sglang")

@@ -101,10 +101,8 @@ def test_full_read_finds_what_samples_miss(tmp_path: Path) -> None:
 
 @pytest.fixture
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host that is this machine, with SGLang 0.5.12 from its version file alone."""
-    package = tmp_path / "sglang/python/sglang"
-    (package / "srt/models").mkdir(parents=True)
-    (package / "version.py").write_text('__version__ = "0.5.12"\n')
+    """A host that is this machine, with SGLang 0.5.12 as far as it is read."""
+    build.checkout(tmp_path, "0.5.12")
     monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
     file = tmp_path / "inventory.yaml"

@@ -685,7 +685,12 @@ def test_pickle_of_the_original_trainer_needs_conversion(tmp_path: Path, judged:
 def test_versions_between_and_beyond_the_known_ones(judged: Judge) -> None:
     found = judged(build.modelopt(layers0=True), "0.5.11.post3,0.5.12.post1,0.5.17,1.0.0")
     assert outcomes(found) == "silent-garbage ok ok ok"
-    assert [f.subject for f in found.findings if f.check == "sglang-version"] == ["1.0.0"]
+    told = {f.subject: f.detail for f in found.findings if f.check == "sglang-version"}
+    assert told == {
+        "0.5.11.post3": "not among the versions read: judged by the rules of 0.5.11",
+        "1.0.0": "later than 0.5.23, the newest version read: judged by the rules of 0.5.23",
+    }
+    assert found.exit_code == 2 or found.verdict is Verdict.SILENT_GARBAGE
 
 
 @pytest.mark.parametrize("name", ["absolute with t2d", "d2t too short", "no head", "query and key norms"])

@@ -14,58 +14,8 @@ from opsctl.modules.contract import Action, Outcome
 from opsctl.remote.host import RemoteHost
 from opsctl.sglang.diagnosis import drafting
 from opsctl.wire.protocol import Reply
-from tests.drafter.build import Dims, Drafter, multimodal, specforge, target
+from tests.drafter.build import Dims, Drafter, checkout, multimodal, specforge, target
 from tests.modules.conftest import site
-
-DELEGATES = """
-    def get_embed_and_head(self):
-        return self.language_model.get_embed_and_head()
-
-    def set_eagle3_layers_to_capture(self, layer_ids=None):
-        self.language_model.set_eagle3_layers_to_capture(layer_ids)
-
-    def set_embed_and_head(self, embed, head):
-        self.language_model.set_embed_and_head(embed, head)
-"""
-KIMI = """
-from sglang.srt.models.deepseek_v2 import DeepseekV3ForCausalLM
-
-
-class KimiK25ForConditionalGeneration:
-    def __init__(self, config):
-        self.language_model = DeepseekV3ForCausalLM(config.text_config)
-{methods}
-
-EntryClass = [KimiK25ForConditionalGeneration]
-"""
-DEEPSEEK = """
-class DeepseekV2ForCausalLM:
-    def get_embed_and_head(self):
-        return self.model.embed_tokens.weight, self.lm_head.weight
-
-    def set_embed_and_head(self, embed, head):
-        self.model.embed_tokens.weight = embed
-
-    def set_eagle3_layers_to_capture(self, layer_ids=None):
-        self.capture_aux_hidden_states = True
-        self.model.layers_to_capture = [val + 1 for val in layer_ids]
-
-
-class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
-    pass
-
-
-EntryClass = [DeepseekV2ForCausalLM, DeepseekV3ForCausalLM]
-"""
-
-
-def checkout(top: Path, version: str, captures: bool) -> str:
-    models = top / "sglang/python/sglang/srt/models"
-    models.mkdir(parents=True)
-    (models.parent.parent / "version.py").write_text(f'__version__ = "{version}"\n')
-    (models / "kimi_k25.py").write_text(KIMI.format(methods=DELEGATES if captures else ""))
-    (models / "deepseek_v2.py").write_text(DEEPSEEK)
-    return str(top / "sglang")
 
 
 def settings(top: Path, version: str = "0.5.9", captures: bool = True, **more: Any) -> dict[str, Any]:

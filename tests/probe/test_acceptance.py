@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from opsctl.sglang.probe.acceptance import Counters, acceptance, by_position, rate, rate_in_log, read_counters
 from opsctl.sglang.probe.breakeven import break_even, curve, in_words
-from opsctl.sglang.version import Release, parse
+from opsctl.sglang.releases.version import Version
 
 # Six cycles of a drafter that is always right give 1 + 6 * 4 = 25 tokens; the limit of 24 cuts the last.
 SIX_CYCLES = {"completion_tokens": 24, "spec_verify_ct": 6, "spec_accept_length": 4.0, "spec_accept_rate": 1.0}
@@ -113,7 +113,7 @@ def test_more_cycles_narrow_the_interval() -> None:
     ],
 )
 def test_what_the_log_calls_accept_rate(version: str, length: float, steps: int, tokens: int, shown: float) -> None:
-    release = parse(version)
+    release = Version.told(version)
     assert release
     meaning = rate_in_log(release)
     assert meaning
@@ -125,14 +125,14 @@ def test_one_definition_of_the_rate() -> None:
     assert found
     assert rate(found, 4) == pytest.approx(1 / 3)
     assert rate(found, None) is None
-    assert rate_in_log(Release(0, 5, 2)) is None
+    assert rate_in_log(Version(0, 5, 2)) is None
 
 
 def test_versions() -> None:
-    assert parse("0.5.10.post1") == Release(0, 5, 10, 1)
-    assert Release(0, 5, 9) < Release(0, 5, 10) < Release(0, 5, 10, 1) < Release(0, 5, 11)
+    assert Version.told("0.5.10.post1") == Version(0, 5, 10, 1)
+    assert Version(0, 5, 9) < Version(0, 5, 10) < Version(0, 5, 10, 1) < Version(0, 5, 11)
     for nothing in ("0.0.0.dev0", "0.5.9.dev12+g3207427", "", None, "3207427", "0.0.0"):
-        assert parse(nothing) is None
+        assert Version.told(nothing) is None
 
 
 def test_the_story_in_words() -> None:

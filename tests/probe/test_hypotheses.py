@@ -20,14 +20,14 @@ from opsctl.sglang.diagnosis.evidence import (
     symptom,
 )
 from opsctl.sglang.diagnosis.hypotheses import Diagnosis, Verdict, diagnose, to_json
-from opsctl.sglang.version import Release
+from opsctl.sglang.releases import Range
 
 YES = SourceFact(True)
 SOUND_SOURCE = Source(YES, YES, YES, YES, YES, YES, YES)
 MIDLAYER_ONLY = replace(SOUND_SOURCE, takes_layers0=SourceFact(False, "llama_eagle3.py:249"))
 EAGLE3 = Flags("EAGLE3", "/srv/drafter", 3, 1, 4, tp=8, cuda_graphs=True, simulated="")
 GOOD = Evidence(
-    version=Release(0, 5, 23),
+    version=Range.told("0.5.23"),
     alive=True,
     measured=Measured(3.1, "probe", False, 400),
     verifies=True,
@@ -72,8 +72,8 @@ def walked(e: Evidence) -> Diagnosis:
         (at(1.0, flags=replace(EAGLE3, algorithm="EAGLE")), "algorithm-not-eagle3"),
         (at(1.0, source=replace(SOUND_SOURCE, hot_ids=SourceFact(False, "eagle_worker.py:402"))), "d2t-not-applied"),
         (at(1.1, source=replace(SOUND_SOURCE, own_head=SourceFact(False, "eagle_worker.py:160"))), "head-overwritten"),
-        (at(1.1, version=Release(0, 5, 9), default_ids=False, source=Source()), "aux-layers-in-graphs"),
-        (at(1.7, version=Release(0, 5, 12), fused_all_reduce=True, source=Source()), "aux-partial-sums"),
+        (at(1.1, version=Range.told("0.5.9"), default_ids=False, source=Source()), "aux-layers-in-graphs"),
+        (at(1.7, version=Range.told("0.5.12"), fused_all_reduce=True, source=Source()), "aux-partial-sums"),
         (at(1.0, flags=replace(EAGLE3, quantization="modelopt_fp4")), "quantization-inherited"),
         (at(1.6, old_code=True), "old-code"),
         (at(3.9, flags=replace(EAGLE3, simulated="3.9")), "simulated-acceptance"),
@@ -119,7 +119,7 @@ def test_nothing_is_named_for_a_good_drafter() -> None:
         (at(1.8, drafter=(NO_AUX,)), "aux-disabled"),
         (at(1.0, drafter=(ROPE,)), "drafter-degraded"),  # a lesser evil never gives 1.00
         (at(1.85, flags=replace(EAGLE3, algorithm="EAGLE")), "algorithm-not-eagle3"),
-        (at(1.0, version=Release(0, 5, 12), fused_all_reduce=True, source=Source()), "aux-partial-sums"),
+        (at(1.0, version=Range.told("0.5.12"), fused_all_reduce=True, source=Source()), "aux-partial-sums"),
         (at(1.5, drafter=(ABSOLUTE,)), "d2t-crash"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -134,7 +134,7 @@ def test_a_cause_of_another_symptom_is_not_offered(evidence: Evidence, not_offer
 
 def test_the_source_that_runs_counts_more_than_the_version() -> None:
     patched = replace(SOUND_SOURCE, takes_layers0=SourceFact(True, "llama_eagle3.py:251", "midlayer, layers.0"))
-    found = walked(at(1.0, version=Release(0, 5, 9), drafter=(LAYERS0,), source=patched))
+    found = walked(at(1.0, version=Range.told("0.5.9"), drafter=(LAYERS0,), source=patched))
     judged = next(j for j in found.hypotheses if j.id == "names-not-loaded")
     assert (judged.verdict, judged.evidence) == (Verdict.RULED_OUT, ("llama_eagle3.py:251",))
 
@@ -155,7 +155,9 @@ def test_a_server_that_stopped() -> None:
 
 def run_as(algorithm: str, kind: Kind | None, length: float = 1.0) -> Evidence:
     flags = replace(EAGLE3, algorithm=algorithm)
-    return at(length, flags=flags, draft_kind=kind, version=Release(0, 5, 12), fused_all_reduce=True, source=Source())
+    return at(
+        length, flags=flags, draft_kind=kind, version=Range.told("0.5.12"), fused_all_reduce=True, source=Source()
+    )
 
 
 @pytest.mark.parametrize("length", [1.0, 1.1, 1.7])

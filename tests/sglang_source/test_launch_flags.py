@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from opsctl.agent.source.launchflags import known
+from opsctl.sglang.releases.version import Version
 from opsctl.sglang.server.flags import history
-from opsctl.sglang.version import parse
 from opsctl.wire.protocol import Context
 from tests.sglang_source.releases import wheel
 
@@ -25,7 +25,7 @@ def test_the_flags_of_a_release_are_those_of_the_table(version: str, tmp_path: P
         archive.extractall(tmp_path, [name for name in archive.namelist() if name.startswith(parts)])
     found = known(Context(), sys.executable, str(tmp_path), str(tmp_path))
     assert found["package"] == str(tmp_path / "sglang")
-    release = parse(version)
+    release = Version.told(version)
     assert release is not None
     has = {
         flag

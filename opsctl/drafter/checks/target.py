@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from opsctl.drafter import loader
 from opsctl.drafter import versions as v
-from opsctl.drafter.case import Case, captures_last, deepseek_like
+from opsctl.drafter.case import Case, deepseek_like
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Finding, Verdict
 from opsctl.drafter.versions import Version
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Capture, Target
 
-_KIMI_K25 = "KimiK25ForConditionalGeneration"
+_CAPTURE = "target-capture"
+_IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
 
 
 def capture(case: Case, version: Version) -> Iterator[Finding]:
@@ -19,30 +22,74 @@ def capture(case: Case, version: Version) -> Iterator[Finding]:
     if case.target is None or case.text is None:
         return
     name = case.target.architecture
-    if version not in v.CAPTURE or (name == _KIMI_K25 and version not in v.KIMI_K25_CAPTURE):
-        why = (
-            f"SGLang before {v.KIMI_K25_FILE.since} has no {_KIMI_K25}"
-            if name == _KIMI_K25 and version not in v.KIMI_K25_FILE
-            else f"{name} has no set_eagle3_layers_to_capture: AttributeError after the target is loaded"
-        )
-        remedy = "opsctl patch sglang"
-        if name == _KIMI_K25:
-            remedy = f"SGLang {v.KIMI_K25_CAPTURE.since} or later, or {remedy}"
-        yield Finding("target-capture", Verdict.LOAD_ERROR, name, why, remedy, in_outcome=False)
+    found = v.target(version, name)
+    if found is None:
+        yield _absent(name, version)
+        return
+    if not case.records(version):
+        yield _unable(name, found, case.text.architecture)
     elif version not in v.AUX_IDS_IN_GRAPHS and case.draft is not None and case.draft.aux_ids is not None:
-        n = case.text.layers
-        default, asked = (2, n // 2, n - 3), case.captured(version)
+        default, asked = found.layers(case.text.layers), case.captured(version)
         if asked != default:
             yield Finding(
-                "target-capture",
+                _CAPTURE,
                 Verdict.DEGRADED,
-                "eagle_config.eagle_aux_hidden_state_layer_ids",
+                _IDS,
                 f"SGLang before {v.AUX_IDS_IN_GRAPHS.since} captures CUDA graphs with layers"
                 f" {_list(default)} whatever the config"
                 f" says; prefill uses {_list(asked)}",
                 f"SGLang {v.AUX_IDS_IN_GRAPHS.since} or later, or opsctl patch sglang",
                 in_outcome=False,
             )
+
+
+def _absent(name: str, version: Version) -> Finding:
+    """A class of which nothing is known on this version."""
+    having = v.with_class(name)
+    if version not in releases.known():
+        detail = f"{name[:80]} was not read in SGLang {version}, so whether it records hidden states is not known"
+        remedy = "opsctl drafter check --host reads the source that serves"
+        return Finding(_CAPTURE, Verdict.NOT_JUDGED, name, detail, remedy, in_outcome=False)
+    if not having:
+        detail = f"{name[:80]} is not among the model classes of SGLang {releases.known()[0]} to {releases.known()[-1]}"
+        detail += ": not recognised"
+        remedy = "see `architectures` in the target's config.json"
+        return Finding(_CAPTURE, Verdict.NOT_JUDGED, name, detail, remedy, in_outcome=False)
+    if version < having[0]:
+        why, remedy = f"SGLang before {having[0]} has no {name}", _later(name)
+    else:
+        last = max(one for one in having if one < version)
+        why, remedy = f"SGLang after {last} has no {name}", f"SGLang {last}"
+    return Finding(_CAPTURE, Verdict.LOAD_ERROR, name, why, remedy, in_outcome=False)
+
+
+def _unable(name: str, found: Target, text: str) -> Finding:
+    """A class that does not record, or of which that cannot be told."""
+    verdict, remedy = Verdict.LOAD_ERROR, _later(name)
+    match found.capture:
+        case Capture.UNKNOWN:
+            verdict, why = Verdict.NOT_JUDGED, f"whether it records hidden states cannot be told: {found.why}"
+        case Capture.NO_EFFECT:
+            verdict, why = Verdict.RUNTIME_ERROR, f"{found.why}: ValueError at the first prefill"
+        case Capture.DEPENDS if not text:
+            verdict, why = Verdict.NOT_JUDGED, "records hidden states only around some language models"
+        case Capture.DEPENDS:
+            why = f"does not record hidden states around {text}"
+        case _:
+            why = f"{found.why}: AttributeError after the target is loaded"
+    if found.around:
+        why += f"; it does around {', '.join(found.around)}"
+    if found.capture is Capture.PATCH and (not found.around or text in ("", *found.around)):
+        patch = f"opsctl patch sglang --for-target {name}"
+        remedy = f"{remedy}, or {patch}" if v.capturing(name) else patch
+    return Finding(_CAPTURE, verdict, name, f"{name} {why}", remedy, in_outcome=False)
+
+
+def _later(name: str) -> str:
+    since = v.capturing(name)
+    return (
+        f"SGLang {since} or later" if since else f"no release up to {releases.known()[-1]} does; serve another target"
+    )
 
 
 def known(case: Case, version: Version) -> Iterator[Finding]:
@@ -119,7 +166,7 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if draft is None or text is None or not text.integer("num_hidden_layers") or not case.builds(version):
         return
     n, layers, ids = text.layers, case.captured(version), draft.aux_ids
-    recorded = sorted({layer for layer in layers if 0 <= layer < n + captures_last(text, version)})
+    recorded = sorted({layer for layer in layers if 0 <= layer < n + case.captures_last(version)})
     count = loader.aux_count(draft, version)
     if len(recorded) != count or count * draft.target_hidden == draft.hidden:
         yield _narrow(draft, layers, recorded, count, n)
@@ -128,7 +175,8 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
         detail = f"captures the input of layer 0, which SGLang before {v.LAYER_0_CAPTURE.since} cannot: TypeError"
         remedy = f"SGLang {v.LAYER_0_CAPTURE.since} or later"
         yield Finding("aux-layers", Verdict.RUNTIME_ERROR, "aux hidden states", detail, remedy)
-    yield _captured(layers)
+    if case.records(version):
+        yield _captured(layers)
     if ids is None:
         yield from _misplaced(draft, layers)
         return
@@ -265,7 +313,7 @@ def attention(case: Case, version: Version) -> Iterator[Finding]:
 
 def multimodal(case: Case, version: Version) -> Iterator[Finding]:
     """Row 42: a server fault that looks like a drafter fault."""
-    since, until = Version((0, 5, 10)), Version((0, 5, 14))
+    since, until = Version(0, 5, 10), Version(0, 5, 14)
     if case.target is not None and case.target.section("vision_config") and since <= version < until:
         detail = (
             "batches with images: the last token is embedded wrongly for all requests but the last (#27647, #27846)"

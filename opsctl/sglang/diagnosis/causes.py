@@ -14,7 +14,7 @@ from opsctl.drafter.kind import Kind, recognise
 from opsctl.sglang.diagnosis.drafter_causes import DRAFTER_CAUSES
 from opsctl.sglang.diagnosis.evidence import Evidence, SourceFact, Symptom
 from opsctl.sglang.diagnosis.hypotheses import Condition, Hypothesis
-from opsctl.sglang.version import Release
+from opsctl.sglang.releases import Version
 
 _CRASH = frozenset({Symptom.CRASH})
 _DEAD = frozenset({Symptom.DEAD, Symptom.CHANCE})
@@ -142,7 +142,7 @@ def _graph_ids(e: Evidence) -> Condition:
         return Condition(False, "the server runs without CUDA graphs")
     if e.default_ids:
         return Condition(False, "the drafter uses the aux layers that graphs are captured with")
-    old = _before(e, e.source.ids_in_graphs, Release(0, 5, 11))
+    old = _before(e, e.source.ids_in_graphs, Version(0, 5, 11))
     if old is False:
         return Condition(False, "graphs are captured with the configured aux layers")
     if old is None or e.default_ids is None or e.flags.cuda_graphs is None:
@@ -163,7 +163,7 @@ def _all_reduce(e: Evidence) -> Condition:
         return Condition(False, "one tensor-parallel rank: nothing to reduce")
     if e.fused_all_reduce is False:
         return Condition(False, "all-reduce fusion is not in use")
-    old = _before(e, e.source.aux_complete, Release(0, 5, 14))
+    old = _before(e, e.source.aux_complete, Version(0, 5, 14))
     if old is False:
         return Condition(False, "aux states are taken after the all-reduce")
     if old is None or e.fused_all_reduce is None:
@@ -215,11 +215,13 @@ def _from_source(fact: SourceFact, remedy: str, sound: str) -> Condition:
     return Condition(True, fact.detail or f"not so: {sound}", places, remedy)
 
 
-def _before(e: Evidence, fact: SourceFact, fixed: Release) -> bool | None:
+def _before(e: Evidence, fact: SourceFact, fixed: Version) -> bool | None:
     """Whether the server behaves as before `fixed`: by its source where that was read, else by its version."""
     if fact.holds is not None:
         return not fact.holds
-    return None if e.version is None else e.version < fixed
+    if e.version is None or (fixed in e.version and fixed != e.version.first):
+        return None  # the log allows releases on both sides
+    return e.version.last < fixed
 
 
 _BACK = "acceptance as the drafter was trained for"

@@ -16,7 +16,7 @@ from opsctl.drafter import versions as v
 from opsctl.drafter.case import Serving
 from opsctl.drafter.folder import Folder, open_folder
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.versions import Feature, Version
+from opsctl.drafter.versions import Feature, InTree, Version
 from opsctl.errors import OpsctlError
 from opsctl.sglang.diagnosis.gather import choose
 from opsctl.sglang.diagnosis.seen import target_class
@@ -185,7 +185,7 @@ class _Meeting:
             return v.KNOWN
         source = known.tree
         name = target_class(target.raw) if target else None
-        read = features(known, name)
+        read = features(known)
         commit = f", commit {source.commit[:12]}" if source.commit else ", commit unknown" if source.git_refused else ""
         changed = len(source.dirty)
         dirty = f", {changed} changed file{'s' if changed > 1 else ''}" if changed else ""
@@ -199,9 +199,9 @@ class _Meeting:
             self.lines.append(f"SGLang {floor}{exact}: {where}")
         if fact is not None and fact.value is not None:
             self.lines.append(f"capture: {fact.says} ({fact.place})")
-        if floor is None:
-            return tuple(version.having(read) for version in v.KNOWN)
-        return (Version.parse(str(floor)).having(read),)
+        effect = known.effects.get(name or "")
+        versions = v.KNOWN if floor is None else (floor,)
+        return tuple(InTree(*version.key, version.text, read, effect) for version in versions)
 
     def _serving(self, started: launch.Launch | None, environment: Mapping[str, Any]) -> Serving:
         tp = (started.tp if started else None) or self.settings.get("tp")
@@ -238,21 +238,13 @@ _DRAFT = {
 }
 
 
-def features(known: Facts, target: str | None) -> dict[Feature, bool]:
+def features(known: Facts) -> dict[Feature, bool]:
     """What the source itself says of what a drafter may need; what it does not tell is left out."""
     found: dict[Feature, bool] = {}
     for name, (feature, sound) in _DRAFT.items():
         value = known.draft[name].value
         if value is not None:
             found[feature] = value == sound
-    own = known.targets.get(target or "", {})
-    capture = own["capture"].value if "capture" in own else None
-    if capture is not None:
-        found[v.KIMI_K25_FILE] = True
-        found[v.CAPTURE] = found[v.KIMI_K25_CAPTURE] = capture != "missing"
-    rule = own["layer-id-rule"].value if "layer-id-rule" in own else None
-    if rule is not None:
-        found[v.IDS_AS_WRITTEN] = rule != "+1"
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from opsctl.drafter.kind import Kind
-from opsctl.sglang.version import Release
+from opsctl.sglang.releases import Range
 
 _CHANCE = 1.02  # a length below it comes from lucky hits
 _FAINT = 1.3
@@ -117,7 +117,7 @@ class Evidence:
     fused_all_reduce: whether all-reduce fusion is in use.
     """
 
-    version: Release | None = None
+    version: Range | None = None
     alive: bool | None = None
     measured: Measured | None = None
     verifies: bool | None = None

@@ -6,6 +6,7 @@ its source, once the target's class is known. Between the first two, the server 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
 from opsctl.drafter.kind import Kind, recognise
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.versions import Version
+from opsctl.drafter.versions import KNOWN, Version
 from opsctl.errors import Lost, OpsctlError, Unreachable, UsageError
 from opsctl.sglang.diagnosis.evidence import DrafterFault
 from opsctl.sglang.diagnosis.seen import Seen, settings, target_class, version_text
 from opsctl.sglang.logs import timeline
 from opsctl.sglang.probe.probe_store import Result
+from opsctl.sglang.releases import Range
 from opsctl.sglang.server import launch
 from opsctl.sglang.server.api import Server
 from opsctl.sglang.server.metrics import Metrics
@@ -222,14 +224,33 @@ def _checked(
     likeness = compared(folder, read, target_path, read)
     case = Case(folder, Settings(dict(target)) if target else None, serving, likeness)
     kind = case.recognised.kind
-    if not release:
-        notes.append("drafter: SGLang's version is not known, so it was not checked")
+    versions = _possible(release)
+    if not versions:
+        what = f"SGLang's version {release!r:.60} names no release" if release else "SGLang's version is not known"
+        notes.append(f"drafter: {what}, so it was not checked")
         return folder.raw_config, kind, None
-    findings = judge(case, [Version.parse(release)]).findings
+    findings = [f for f in judge(case, versions).findings if f.in_outcome]
     faults = tuple(
-        DrafterFault(f.check, f.verdict.value, f.subject, f.detail, f.remedy) for f in findings if f.in_outcome
+        DrafterFault(f.check, f.verdict.value, f.subject, f.detail, f.remedy)
+        for f in findings
+        if f.versions == versions
     )
+    for finding in findings:
+        if finding.versions != versions:
+            some = ", ".join(map(str, finding.versions))
+            notes.append(f"drafter: {finding.check}, if the server is SGLang {some}: {finding.detail}")
     return folder.raw_config, kind, faults
+
+
+def _possible(release: str | None) -> tuple[Version, ...]:
+    """The releases that a server may be, by its own word or by its log."""
+    between = Range.told(release)
+    if between is not None and between.first != between.last:
+        return tuple(version for version in KNOWN if version in between) or (between.first,)
+    with contextlib.suppress(UsageError):  # a build from source names the release that it leads to
+        found = Version.parse(release or "")
+        return (found,) if found > Version(0, 0, 0) else ()
+    return ()
 
 
 def _of_itself(target: Mapping[str, Any] | None) -> Kind | None:

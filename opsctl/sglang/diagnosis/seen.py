@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl.drafter.kind import Kind
-from opsctl.sglang import version
 from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
 from opsctl.sglang.logs import timeline
 from opsctl.sglang.probe.probe_store import Result
+from opsctl.sglang.releases import Range
 from opsctl.sglang.server import launch
 from opsctl.sglang.server.metrics import Metrics
 from opsctl.sglang.server.served import ServerInfo
@@ -46,9 +46,8 @@ def evidence(seen: Seen) -> Evidence:
         flags = replace(flags, simulated=environment.get("SGLANG_SIMULATE_ACC_LEN", ""))
     measured = _measured(seen)
     error = seen.log.first_error if seen.log else None
-    release = version.parse(version_text(seen.info, seen.log))
     return Evidence(
-        version=release,
+        version=Range.told(version_text(seen.info, seen.log)),
         alive=_alive(seen),
         measured=measured,
         verifies=_verifies(info, flags, measured),

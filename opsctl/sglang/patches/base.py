@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from opsctl.sglang.releases.version import Version
 from opsctl.sglang.source import symbols
 from opsctl.sglang.source.symbols import Function, Method, Module, NotPython, find_method, parse
 from opsctl.sglang.source.tree import SourceTree
-from opsctl.sglang.version import Release
-from opsctl.sglang.version import parse as parse_release
 
 
 class Status(StrEnum):
@@ -88,13 +87,13 @@ def finding(patch: Patch, tree: SourceTree) -> Finding:
             broken.line,
             f"the file is not valid Python, before any patch: {broken.message}",
         )
-    oldest, release = parse_release(patch.about.oldest), tree.version.exact
+    oldest, release = Version.told(patch.about.oldest), tree.version.exact
     if found.status in (Status.NEEDED, Status.CONFLICT) and oldest and release and release < oldest:
         return replace(found, status=Status.NOT_APPLICABLE, reason=f"is for SGLang {oldest} and later: {found.reason}")
     return found
 
 
-def origin(tree: SourceTree, since: Release) -> Status:
+def origin(tree: SourceTree, since: Version) -> Status:
     """Whose the end state is that a tree has and upstream has `since`: in an older tree it was put there later."""
     floor = tree.version.floor
     return Status.APPLIED if floor is not None and floor < since else Status.UPSTREAM

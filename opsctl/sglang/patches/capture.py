@@ -21,6 +21,7 @@ from opsctl.sglang.patches.base import (
     not_applicable,
     origin,
 )
+from opsctl.sglang.releases import Capture, Target, Version
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import (
     ClassRef,
@@ -33,11 +34,8 @@ from opsctl.sglang.source.symbols import (
     resolve,
     walk,
 )
+from opsctl.sglang.source.targets import ASKED_OF_TARGET, CAPTURE, GET, SET, read
 from opsctl.sglang.source.tree import KIMI, SourceTree
-from opsctl.sglang.version import Release
-
-CAPTURE, GET, SET = "set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head"
-ASKED_OF_TARGET = (CAPTURE, GET)  # SET is asked of the draft model; wrappers have it for symmetry
 
 _CODE = {
     CAPTURE: "def set_eagle3_layers_to_capture(self, layer_ids=None):\n"
@@ -67,7 +65,7 @@ class Delegation:
     about: About
     methods: tuple[str, ...]  # the end state: each of these is there
     path: str | None = None  # where the class must be; None: wherever the tree defines it
-    since: Release | None = None  # first release with the end state
+    since: Version | None = None  # first release with the end state
     must_delegate: bool = False  # an own implementation is not the end state
 
     def look(self, tree: SourceTree) -> Finding:
@@ -77,6 +75,12 @@ class Delegation:
         if not missing:
             method = find_method(tree, cls, self.methods[0])
             assert method is not None
+            effect = read(tree, cls)
+            if effect.capture is Capture.NO_EFFECT:
+                reason = (
+                    f"{shown} has {', '.join(self.methods)}, but {effect.why}: EAGLE-3 cannot use it as a target here"
+                )
+                raise not_applicable(reason, method.module.path, method.line)
             return Finding(
                 self._origin(tree, cls), method.module.path, method.line, f"{shown} has {', '.join(self.methods)}"
             )
@@ -309,7 +313,7 @@ KIMI_K25 = Delegation(
     ),
     methods=(CAPTURE, GET, SET),
     path=KIMI,
-    since=Release(0, 5, 10),
+    since=Version(0, 5, 10),
     must_delegate=True,
 )
 
@@ -328,3 +332,18 @@ def eagle3_capture(class_name: str) -> Delegation:
         ),
         methods=ASKED_OF_TARGET,
     )
+
+
+def answer(tree: SourceTree, cls: ClassRef) -> Target:
+    """What the class does as a target of EAGLE-3, and what it does once the patch that there is for it is made."""
+    found = read(tree, cls)
+    if found.capture in (Capture.YES, Capture.DEPENDS, Capture.UNKNOWN):
+        return found
+    patch = replace(eagle3_capture(cls.name), path=cls.module.path)
+    if finding(patch, tree).status is not Status.NEEDED:
+        return found
+    after = tree.having(patch.rewrite(tree))
+    again = [read(after, c) for c in find_class(after, cls.module.path, cls.name)]
+    if len(again) != 1 or again[0].capture not in (Capture.YES, Capture.DEPENDS):
+        return found
+    return replace(again[0], capture=Capture.PATCH, why=found.why)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable, origin
-from opsctl.sglang.patches.capture import CAPTURE
+from opsctl.sglang.releases.version import Version
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import Module, called_name, dotted, find_class, mentioning, parse, walk
+from opsctl.sglang.source.targets import CAPTURE
 from opsctl.sglang.source.tree import CAPTURE_SETUP, GRAPH_RUNNER, GRAPH_RUNNER_NEW, MODEL_RUNNER, SourceTree
-from opsctl.sglang.version import Release
 
 _WIDTH = 88  # SGLang's line length
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -57,7 +57,7 @@ class GraphLayerIds:
             module_found = parse(tree, path)
             for call in _calls(module_found) if module_found else []:
                 return Finding(
-                    origin(tree, Release(0, 5, 11)),
+                    origin(tree, Version(0, 5, 11)),
                     path,
                     call.lineno,
                     "the configured layers are set before graphs are captured, and only there",

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from opsctl.sglang.patches.base import About, Finding, Status, conflict, origin, reachable
 from opsctl.sglang.patches.drafter import CLASS, Loader, inner_model, layer_attribute, loader, mentions
+from opsctl.sglang.releases.version import Version
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import dotted
 from opsctl.sglang.source.tree import DRAFTER, SourceTree
-from opsctl.sglang.version import Release
 
 
 class LoaderNames:
@@ -32,7 +32,7 @@ class LoaderNames:
         if attribute == "layers":
             if old:
                 reason = "the layer is layers.0 here, and midlayer names are mapped to it"
-                return Finding(origin(tree, Release(0, 5, 12)), DRAFTER, old[0].lineno, reason)
+                return Finding(origin(tree, Version(0, 5, 12)), DRAFTER, old[0].lineno, reason)
             raise conflict(DRAFTER, where, "the layer is layers.0 here, and no name with midlayer is mapped to it")
         if old and new:
             return Finding(Status.APPLIED, DRAFTER, new[0].lineno, "names with layers.0 are mapped to midlayer")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from opsctl.sglang.version import Release
+from opsctl.sglang.releases.version import Version
 
 # Names of the per-request counters in `meta_info`, newest first: managers/tokenizer_manager.py of 0.4.6 to 0.5.23.
 ACCEPTED_NAMES = (
@@ -139,23 +139,23 @@ def by_position(histogram: Sequence[int]) -> tuple[float, ...]:
 class RateInLog:
     """What the log line and the gauge of some versions call "accept rate"."""
 
-    since: Release
+    since: Version
     words: str
     of: Callable[[float, int, int], float]  # (length, num_steps, draft_tokens)
 
 
 # observability and metrics code of the wheels 0.5.3 to 0.5.23; the change of 0.5.11 is sgl-project/sglang#23530.
 RATE_IN_LOG = (
-    RateInLog(Release(0, 5, 11), "accepted drafts / proposed drafts: 0 when nothing is accepted",
+    RateInLog(Version(0, 5, 11), "accepted drafts / proposed drafts: 0 when nothing is accepted",
               lambda length, steps, tokens: (length - 1) / (tokens - 1)),
-    RateInLog(Release(0, 5, 6), "acceptance length / draft tokens: not 0 when nothing is accepted",
+    RateInLog(Version(0, 5, 6), "acceptance length / draft tokens: not 0 when nothing is accepted",
               lambda length, steps, tokens: length / tokens),
-    RateInLog(Release(0, 5, 3), "acceptance length / (draft steps + 1): not 0 when nothing is accepted",
+    RateInLog(Version(0, 5, 3), "acceptance length / (draft steps + 1): not 0 when nothing is accepted",
               lambda length, steps, tokens: length / (steps + 1)),
 )  # fmt: skip
 
 
-def rate_in_log(version: Release) -> RateInLog | None:
+def rate_in_log(version: Version) -> RateInLog | None:
     """The meaning of "accept rate" in the log of `version`; None where the log has no such figure."""
     return next((r for r in RATE_IN_LOG if version >= r.since), None)
 

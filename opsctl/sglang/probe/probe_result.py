@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.sglang import version
 from opsctl.sglang.probe.acceptance import Acceptance, acceptance, by_position, rate, rate_in_log
 from opsctl.sglang.probe.breakeven import BreakEven, break_even, in_words
 from opsctl.sglang.probe.measure import Level, Measurement, Sample
+from opsctl.sglang.releases.version import Version
 
 # Acceptance length at 3 draft steps that published EAGLE-3 drafters of Kimi-K2.x reach: sgl-project/sglang#26506.
 REFERENCE_LENGTH = 3.2
@@ -73,7 +73,7 @@ def summarise(m: Measurement, baseline: Baseline | None = None) -> Summary:
     info, first = m.info, m.levels[0]
     steps, tokens = info.speculative_num_steps, info.speculative_num_draft_tokens
     accept = accept_of(first.samples, steps)
-    release = version.parse(info.version)
+    release = Version.told(info.version)
     in_log = rate_in_log(release) if release and accept else None
     tps = _per_request(first.samples)
     cycle = _cycle_ms(first.samples)

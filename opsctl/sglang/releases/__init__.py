@@ -16,9 +16,9 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from opsctl.sglang.releases.version import Range, Version, told
+from opsctl.sglang.releases.version import Range, Version
 
-__all__ = ["Capture", "Layers", "Range", "Release", "Target", "Version", "known", "nearest", "of", "told"]
+__all__ = ["Capture", "Layers", "Range", "Release", "Target", "Version", "known", "nearest", "of"]
 
 _LAYER = re.compile(r"(?:(?P<number>\d+)|n(?: // (?P<part>\d+))?)(?: (?P<sign>[+-]) (?P<shift>\d+))?")
 

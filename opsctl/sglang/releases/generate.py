@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from opsctl.errors import UsageError
+from opsctl.sglang.patches.capture import answer
 from opsctl.sglang.releases import SECTIONS, SETS, State, Target, Version, states
-from opsctl.sglang.source import facts, symbols, targets, tree, treeversion
+from opsctl.sglang.source import facts, symbols, tree, treeversion
 from opsctl.sglang.source.symbols import ClassRef, NotPython, dotted, parse, resolve, walk
 from opsctl.sglang.source.tree import SourceTree
 from opsctl.wire.protocol import Call
@@ -101,8 +102,8 @@ def _change(before: State, now: State) -> dict[str, Any]:
 def _grouped(answers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Classes of one answer together."""
     groups: dict[str, list[str]] = {}
-    for name, answer in answers.items():
-        groups.setdefault(json.dumps(answer, sort_keys=True), []).append(name)
+    for name, told in answers.items():
+        groups.setdefault(json.dumps(told, sort_keys=True), []).append(name)
     return [{**json.loads(text), "classes": sorted(names)} for text, names in sorted(groups.items())]
 
 
@@ -116,7 +117,7 @@ def state(folder: Path) -> State:
     return {
         "algorithms": algorithms(source),
         "nextn": nextn(source),
-        "targets": {name: _told(targets.answer(source, c)) for name, c in registered.items() if name not in drafts},
+        "targets": {name: _told(answer(source, c)) for name, c in registered.items() if name not in drafts},
         "draft": {name: fact.value for name, fact in known.draft.items() if fact.value is not None},
         "draft_classes": dict.fromkeys(drafts, True),
         "flags": dict.fromkeys(flags.result["flags"], True),

@@ -40,6 +40,22 @@ class Version:
         post = int(number) if kind == "post" else 0
         return cls(int(major), int(minor), int(micro), post, text.strip())
 
+    @classmethod
+    def told(cls, text: str | None) -> Version | None:
+        """Read the release that a program names; None where it names none.
+
+        Development versions name no release: the version a checkout reports is made up from the nearest tag, or is
+        0.0.0.dev0 without one, so nothing may be concluded from it.
+        """
+        if not text or "dev" in text or "+" in text:
+            return None
+        match = _TOLD.match(text.strip())
+        if not match:
+            return None
+        major, minor, patch, post = (int(part or 0) for part in match.groups())
+        found = cls(major, minor, patch, post)
+        return found if found > cls(0, 0, 0) else None
+
     @property
     def key(self) -> tuple[int, int, int, int]:
         """What versions are compared by."""
@@ -58,22 +74,6 @@ class Version:
         return self.text or f"{self.major}.{self.minor}.{self.patch}" + (f".post{self.post}" if self.post else "")
 
 
-def told(text: str | None) -> Version | None:
-    """Read the release that a program names; None where it names none.
-
-    Development versions name no release: the version a checkout reports is made up from the nearest tag, or is
-    0.0.0.dev0 without one, so nothing may be concluded from it.
-    """
-    if not text or "dev" in text or "+" in text:
-        return None
-    match = _TOLD.match(text.strip())
-    if not match:
-        return None
-    major, minor, patch, post = (int(part or 0) for part in match.groups())
-    found = Version(major, minor, patch, post)
-    return found if found > Version(0, 0, 0) else None
-
-
 @dataclass(frozen=True, slots=True)
 class Range:
     """The releases from `first` to `last`, both included: all that is known of a server that does not name its own."""
@@ -85,7 +85,7 @@ class Range:
     def told(cls, text: str | None) -> Range | None:
         """Read `0.5.9` or `0.5.10 to 0.5.10.post1`; None where it is neither."""
         first, _, last = (text or "").partition(_BETWEEN)
-        low, high = told(first), told(last or first)
+        low, high = Version.told(first), Version.told(last or first)
         return cls(low, high) if low and high and low <= high else None
 
     def __contains__(self, version: Any) -> bool:

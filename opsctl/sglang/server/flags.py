@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from opsctl.sglang.version import Release, parse
+from opsctl.sglang.releases.version import Version
 from opsctl.text import nearest
 from opsctl.wire import command_line
 
-OLDEST, NEWEST = Release(0, 4, 6), Release(0, 5, 23)
+OLDEST, NEWEST = Version(0, 4, 6), Version(0, 5, 23)
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
     """The releases with a flag; None: older than the oldest that was read, newer than the newest."""
 
-    first: Release | None
-    last: Release | None
+    first: Version | None
+    last: Version | None
 
     def __str__(self) -> str:
         if self.first and self.last:
@@ -35,7 +35,9 @@ class Since:
 def history() -> dict[str, Since]:
     """Every flag of the releases OLDEST to NEWEST, from their source."""
     rows = resources.files(__package__).joinpath("launch_flags.tsv").read_text("ascii").splitlines()
-    return {flag: Since(parse(first), parse(last)) for flag, first, last in (row.split("\t") for row in rows)}
+    return {
+        flag: Since(Version.told(first), Version.told(last)) for flag, first, last in (row.split("\t") for row in rows)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from opsctl.sglang.diagnosis.evidence import Source, SourceFact
 from opsctl.sglang.patches.base import Settled
-from opsctl.sglang.patches.capture import KIMI_K25
+from opsctl.sglang.patches.capture import KIMI_K25, answer, eagle3_capture
+from opsctl.sglang.releases import Capture, Target
 from opsctl.sglang.source import draftfacts, targetfacts
 from opsctl.sglang.source.fact import Fact
 from opsctl.sglang.source.symbols import NotPython
@@ -45,11 +46,12 @@ DEFAULT_TARGETS = (KIMI_K25.class_name,)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts of a tree. `targets`: model class -> its facts."""
+    """All facts of a tree. `targets`: model class -> its facts. `effects`: -> what it does."""
 
     tree: SourceTree
     draft: dict[str, Fact]
     targets: dict[str, dict[str, Fact]]
+    effects: dict[str, Target]
 
     def evidence(self, target: str | None = None) -> Source:
         """The facts as `diagnose` weighs them: each is true in the sound case."""
@@ -87,11 +89,22 @@ class Facts:
 
 def gather(tree: SourceTree, targets: Iterable[str] = DEFAULT_TARGETS) -> Facts:
     """Read every fact. What cannot be told has value None and says why."""
+    names = tuple(targets)
     return Facts(
         tree,
         {name: _told(tree, partial(read, tree)) for name, read in _DRAFT.items()},
-        {t: {name: _told(tree, partial(read, tree, t)) for name, read in _TARGET.items()} for t in targets},
+        {t: {name: _told(tree, partial(read, tree, t)) for name, read in _TARGET.items()} for t in names},
+        {t: _effect(tree, t) for t in names},
     )
+
+
+def _effect(tree: SourceTree, target: str) -> Target:
+    try:
+        return answer(tree, eagle3_capture(target).class_in(tree))
+    except Settled as settled:
+        return Target(Capture.UNKNOWN, why=settled.finding.reason)
+    except NotPython as broken:
+        return Target(Capture.UNKNOWN, why=f"{broken.path}:{broken.line} is not valid Python: {broken.message}")
 
 
 def _told(tree: SourceTree, read: Callable[[], Fact]) -> Fact:

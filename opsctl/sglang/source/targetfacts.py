@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 
 from opsctl.sglang.patches.base import not_applicable
-from opsctl.sglang.patches.capture import ASKED_OF_TARGET, CAPTURE, language_model
+from opsctl.sglang.patches.capture import language_model
+from opsctl.sglang.releases import Capture
 from opsctl.sglang.source.fact import Fact, proved
 from opsctl.sglang.source.symbols import ClassRef, Method, called_name, dotted, find_class, find_method
+from opsctl.sglang.source.targets import ASKED_OF_TARGET, CAPTURE, read
 from opsctl.sglang.source.tree import SourceTree
 
 
@@ -21,6 +23,9 @@ def capture(tree: SourceTree, target: str) -> Fact:
         )
     method = find_method(tree, cls, CAPTURE)
     assert method is not None
+    effect = read(tree, cls)
+    if effect.capture is Capture.NO_EFFECT:
+        return proved(tree, method.module, method.node, "without effect", f"{target}: {effect.why}")
     through = _handed_to(method)
     owner = "" if method.owner.node is cls.node else f", inherited from {method.owner.name}"
     if not through:

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from opsctl.sglang.patches.base import Status, finding
-from opsctl.sglang.patches.capture import ASKED_OF_TARGET, CAPTURE, eagle3_capture
 from opsctl.sglang.releases import Capture, Layers, Target
 from opsctl.sglang.source.symbols import (
     ClassRef,
     Function,
     Method,
     dotted,
-    find_class,
     find_method,
     lineage,
     parse,
@@ -29,6 +26,9 @@ from opsctl.sglang.source.symbols import (
     walk,
 )
 from opsctl.sglang.source.tree import SourceTree
+
+CAPTURE, GET, SET = "set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head"
+ASKED_OF_TARGET = (CAPTURE, GET)  # SET is asked of the draft model; wrappers have it for symmetry
 
 _DEEPEST = 12  # calls within calls
 _FLAG = "capture_aux_hidden_states"
@@ -606,18 +606,3 @@ def _computed(op: ast.operator, a: Any, b: Any, node: ast.expr) -> Any:
             case ast.FloorDiv():
                 return a // b
     raise Unreadable(f"{ast.unparse(node)} cannot be computed")
-
-
-def answer(tree: SourceTree, cls: ClassRef) -> Target:
-    """What the class does, and what it does once the patch that opsctl has for it is made."""
-    found = read(tree, cls)
-    if found.capture in (Capture.YES, Capture.DEPENDS, Capture.UNKNOWN):
-        return found
-    patch = replace(eagle3_capture(cls.name), path=cls.module.path)
-    if finding(patch, tree).status is not Status.NEEDED:
-        return found
-    after = tree.having(patch.rewrite(tree))
-    again = [read(after, c) for c in find_class(after, cls.module.path, cls.name)]
-    if len(again) != 1 or again[0].capture not in (Capture.YES, Capture.DEPENDS):
-        return found
-    return replace(again[0], capture=Capture.PATCH, why=found.why)

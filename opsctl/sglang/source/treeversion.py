@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opsctl.sglang.version import Release, parse
+from opsctl.sglang.releases.version import Version
 
 VERSION_FILES = (
     "_version.py",
@@ -21,26 +21,26 @@ VERSION_FILES = (
 
 # The first release with each file, read from the wheels of 0.5.6 to 0.5.23; each file is in every later one. Releases
 # that only mend one (0.5.8.post1 and the like) add none.
-MARKERS: tuple[tuple[Release, str], ...] = (
-    (Release(0, 5, 6, 1), "srt/models/ministral3.py"),
-    (Release(0, 5, 6, 2), "srt/models/paddleocr_vl.py"),
-    (Release(0, 5, 7), "srt/models/glmasr.py"),
-    (Release(0, 5, 8), "srt/models/afmoe.py"),
-    (Release(0, 5, 9), "srt/models/sdar.py"),
-    (Release(0, 5, 10), "srt/models/sarvam_moe.py"),  # in its release candidate too
-    (Release(0, 5, 11), "srt/models/dflash.py"),
-    (Release(0, 5, 12), "srt/models/laguna.py"),
-    (Release(0, 5, 13), "srt/models/step3p7.py"),
-    (Release(0, 5, 14), "srt/models/zaya.py"),
-    (Release(0, 5, 15), "srt/models/hrm_text.py"),
-    (Release(0, 5, 16), "srt/models/mellum.py"),
-    (Release(0, 5, 17), "srt/models/kimi_k3.py"),
-    (Release(0, 5, 18), "srt/models/muse_glimmer.py"),
-    (Release(0, 5, 19), "srt/models/dots3.py"),
-    (Release(0, 5, 20), "srt/models/cosmos3.py"),
-    (Release(0, 5, 21), "srt/models/iquest_q1.py"),
-    (Release(0, 5, 22), "srt/models/embedding_gemma2.py"),
-    (Release(0, 5, 23), "srt/models/beam.py"),
+MARKERS: tuple[tuple[Version, str], ...] = (
+    (Version(0, 5, 6, 1), "srt/models/ministral3.py"),
+    (Version(0, 5, 6, 2), "srt/models/paddleocr_vl.py"),
+    (Version(0, 5, 7), "srt/models/glmasr.py"),
+    (Version(0, 5, 8), "srt/models/afmoe.py"),
+    (Version(0, 5, 9), "srt/models/sdar.py"),
+    (Version(0, 5, 10), "srt/models/sarvam_moe.py"),  # in its release candidate too
+    (Version(0, 5, 11), "srt/models/dflash.py"),
+    (Version(0, 5, 12), "srt/models/laguna.py"),
+    (Version(0, 5, 13), "srt/models/step3p7.py"),
+    (Version(0, 5, 14), "srt/models/zaya.py"),
+    (Version(0, 5, 15), "srt/models/hrm_text.py"),
+    (Version(0, 5, 16), "srt/models/mellum.py"),
+    (Version(0, 5, 17), "srt/models/kimi_k3.py"),
+    (Version(0, 5, 18), "srt/models/muse_glimmer.py"),
+    (Version(0, 5, 19), "srt/models/dots3.py"),
+    (Version(0, 5, 20), "srt/models/cosmos3.py"),
+    (Version(0, 5, 21), "srt/models/iquest_q1.py"),
+    (Version(0, 5, 22), "srt/models/embedding_gemma2.py"),
+    (Version(0, 5, 23), "srt/models/beam.py"),
 )
 
 _LINE = re.compile(rb"^(?:__version__|version)\s*=\s*(?:version\s*=\s*)?(['\"])([^'\"]+)\1", re.MULTILINE)
@@ -50,12 +50,12 @@ _LINE = re.compile(rb"^(?:__version__|version)\s*=\s*(?:version\s*=\s*)?(['\"])(
 class TreeVersion:
     """`exact` where a version file tells it and the files agree; else bounds: at least `since`, before `before`."""
 
-    exact: Release | None = None
-    since: Release | None = None
-    before: Release | None = None
+    exact: Version | None = None
+    since: Version | None = None
+    before: Version | None = None
 
     @property
-    def floor(self) -> Release | None:
+    def floor(self) -> Version | None:
         """The release that the tree is at least."""
         return self.exact or self.since
 
@@ -72,7 +72,7 @@ def judge(version_files: Iterable[bytes], exists: frozenset[str]) -> TreeVersion
     since = max(there, default=None)
     before = next((release for release, _ in MARKERS if since and release > since), None)
     matches = (_LINE.search(text) for text in version_files)
-    told = next((parse(m.group(2).decode(errors="replace")) for m in matches if m), None)
+    told = next((Version.told(m.group(2).decode(errors="replace")) for m in matches if m), None)
     # Without any marker the tree is part of one, or older than all of them: nothing contradicts what it says.
     if told and (since is None or (told >= since and (before is None or told < before))):
         return TreeVersion(exact=told)

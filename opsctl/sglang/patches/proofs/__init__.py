@@ -12,13 +12,14 @@ from importlib.resources import files as package_files
 from typing import Any
 
 from opsctl.sglang.patches import Patch
-from opsctl.sglang.patches.capture import SET, Delegation, language_model
+from opsctl.sglang.patches.capture import Delegation, language_model
 from opsctl.sglang.patches.d2t_guard import D2tGuard
 from opsctl.sglang.patches.drafter import CLASS, inner_model, layer_attribute
 from opsctl.sglang.patches.fc_guard import FcGuard
 from opsctl.sglang.patches.graph_ids import GraphLayerIds
 from opsctl.sglang.patches.loader_names import LoaderNames
 from opsctl.sglang.patches.loader_strict import LoaderStrict
+from opsctl.sglang.source.targets import SET
 from opsctl.sglang.source.tree import DRAFTER, GRAPH_RUNNER, MODEL_RUNNER, SourceTree
 from opsctl.wire.calls.source import Proved, source_prove
 from opsctl.wire.protocol import Call, Reply
