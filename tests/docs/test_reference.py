@@ -17,6 +17,7 @@ from opsctl.engine import events
 from opsctl.errors import Exit
 from opsctl.gpu.checks.registry import checks
 from opsctl.sglang.patches import ALL
+from tests.commands import opsctl
 from tests.docs.pages import ROOT
 
 
@@ -61,9 +62,9 @@ def test_every_command_shows_an_example() -> None:
 
 @pytest.mark.parametrize("topic", [*reference.PAGES, "play", "task", "host", "sglang", "man"])
 def test_the_terminal_shows_it(topic: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "opsctl", "doc", topic], capture_output=True, text=True, check=True)
-    assert len(done.stdout) > 200
-    assert done.stdout.isprintable() or not any(c in done.stdout for c in "\x1b\0")
+    said = opsctl("doc", topic, folder=ROOT)
+    assert (said.code, len(said.out) > 200) == (0, True), said.err
+    assert said.out.isprintable() or not any(c in said.out for c in "\x1b\0")
 
 
 def test_the_pages_and_schemas_in_the_repository_are_of_today() -> None:

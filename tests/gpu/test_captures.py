@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from opsctl.gpu.read import capture, klog
+from tests.commands import opsctl
 from tests.gpu.judging import DATA, report, text_of
 
 EXPECTED = json.loads((DATA / "expected.json").read_text())["files"]
@@ -61,8 +60,8 @@ def test_kernel_line(line: dict[str, object]) -> None:
 
 
 def _run(*args: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, "-m", "opsctl", "health", *args], capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stdout
+    said = opsctl("health", *args, folder=DATA)
+    return said.code, said.out
 
 
 def test_command_line_says_json_and_exit_code() -> None:

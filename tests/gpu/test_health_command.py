@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from opsctl.gpu.checks.registry import checks
 from opsctl.gpu.read import capture
 from opsctl.gpu.settings import Settings
+from tests.commands import opsctl
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import DATA, text_of
 
@@ -32,13 +31,9 @@ def host(tmp_path: Path) -> FakeHost:
 def _opsctl(host: FakeHost, *args: str, health: str = "{}", text: str = "") -> tuple[int, str, str]:
     inventory = host.root / "inventory.yaml"
     inventory.write_text(text or f"hosts:\n  here:\n    connection: local\n    vars:\n      health: {health}\n")
-    env = {**os.environ, "PATH": f"{host.bin}:{os.environ['PATH']}", "XDG_STATE_HOME": str(host.root / "state"),
-           "PYTHONPATH": str(ROOT)}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "opsctl", args[0], "-i", str(inventory), *args[1:]],
-        capture_output=True, text=True, timeout=120, env=env, cwd=host.root, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+    environment = {"PATH": f"{host.bin}:{os.environ['PATH']}", "XDG_STATE_HOME": str(host.root / "state")}
+    said = opsctl(args[0], "-i", str(inventory), *args[1:], folder=host.root, **environment)
+    return said.code, said.out, said.err
 
 
 def test_health_of_a_host(host: FakeHost) -> None:

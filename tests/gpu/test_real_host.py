@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.commands import opsctl
 from tests.gpu.fakehost import FakeHost
 from tests.gpu.judging import text_of
 from tests.proxy import Proxy, fewest
@@ -42,12 +41,9 @@ class Lab:
         }
         inventory = self._folder / "inventory.yaml"
         inventory.write_text(yaml.safe_dump({"hosts": {f"n{i + 1}": host for i in range(hosts)}}))
-        env = {**os.environ, "XDG_STATE_HOME": str(self._folder / "looks")}
-        done = subprocess.run(
-            [sys.executable, "-m", "opsctl", args[0], "-i", str(inventory), *args[1:]],
-            capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return done.returncode, done.stdout, done.stderr
+        words = (args[0], "-i", str(inventory), *args[1:])
+        said = opsctl(*words, folder=self._folder, XDG_STATE_HOME=str(self._folder / "looks"))
+        return said.code, said.out, said.err
 
     def checks(self, *args: str, **health: Any) -> dict[str, dict[str, Any]]:
         """The worst line of each check."""
@@ -93,7 +89,8 @@ def test_a_healthy_host(lab: Lab) -> None:
 )
 def test_nvidia_smi_misbehaves_and_leaves_nothing_behind(lab: Lab, script: str, verdict: str, said: str) -> None:
     lab.files.program("nvidia-smi", script.replace("ANSWER", f"'{lab.files.bin / 'answer'}'"))
-    limits = {"smi.fail": 2, "smi.warn": 1}
+    # Only what never answers is given up; what answers may take its time.
+    limits = {"smi.fail": 1.5 if said == "no answer within" else 60, "smi.warn": 1}
     found = lab.checks("--only", "smi,driver,gpu", thresholds=limits)
     assert found["smi.responsive"]["verdict"] == verdict
     assert said in found["smi.responsive"]["evidence"]

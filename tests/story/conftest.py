@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -18,9 +17,9 @@ from typing import Any
 import pytest
 
 from opsctl.agent.core import flocks
-from opsctl.cli.main import run
 from opsctl.practice import models
 from opsctl.practice.host import PracticeHost, practice_host
+from tests import commands
 from tests.sshd import eventually
 
 HERE = Path(__file__).parents[2]
@@ -107,13 +106,10 @@ class Story:
 
     def opsctl(self, *args: str) -> Said:
         """Run a command to its end. In this process: nothing happens to this operator."""
-        out = io.StringIO()
-        with contextlib.chdir(self.practice.root), pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OPSCTL_RECORDS", str(self.practice.root / "records"))
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-                code = run(list(args))
-        assert "Traceback" not in out.getvalue(), out.getvalue()
-        return Said(code, out.getvalue())
+        said = commands.opsctl(*args, folder=self.practice.root, OPSCTL_RECORDS=str(self.practice.root / "records"))
+        out = said.out + said.err
+        assert "Traceback" not in out, out
+        return Said(said.code, out)
 
     def dying(self, action: str, when: str, *args: str) -> Said:
         """opsctl to whom `action` is done at a moment; see dying.py."""

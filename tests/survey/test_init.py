@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,21 +19,17 @@ import yaml
 from opsctl.errors import Exit
 from opsctl.inventory import load
 from opsctl.practice.host import PracticeHost
+from tests.commands import Said, opsctl
 from tests.sshd import Sshd, eventually
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = Callable[..., Said]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     folder = tmp_path / "project"
     folder.mkdir()
-
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "opsctl", *words]
-        return subprocess.run(argv, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-
-    return call
+    return partial(opsctl, folder=folder)
 
 
 @pytest.fixture
@@ -54,20 +51,20 @@ def commands(out: str) -> list[list[str]]:
 
 def test_before_anything_runs(practice: PracticeHost, run: Run, project: Path) -> None:
     said = run("init", *reach(practice))
-    assert said.returncode == Exit.DONE, said.stderr
+    assert said.code == Exit.DONE, said.err
     s = load(project / "inventory.yaml").select("box")[0].sglang
     home = str(practice.home)
     assert (s.checkout, s.environment) == (f"{home}/sglang", f"{home}/venv")
     assert (s.model_path, s.weights_root) == (f"{home}/models/kimi-tiny", f"{home}/drafters")
     assert s.port == practice.port
-    first, second, *_ = commands(said.stdout)
+    first, second, *_ = commands(said.out)
     assert [first, second] == [["inventory", "check"], ["health"]]
-    assert run(*first).returncode == Exit.DONE
-    assert run(*second).returncode in (Exit.DONE, Exit.DEGRADED)  # it may warn of this machine's memory
-    assert run("lint", *map(str, project.glob("playbooks/[!d]*.yaml"))).returncode == Exit.DONE
+    assert run(*first).code == Exit.DONE
+    assert run(*second).code in (Exit.DONE, Exit.DEGRADED)  # it may warn of this machine's memory
+    assert run("lint", *map(str, project.glob("playbooks/[!d]*.yaml"))).code == Exit.DONE
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=s.checkout, capture_output=True, text=True, check=True)
     planned = run("run", "pin-sglang", "--check", "--exit-code")
-    assert planned.returncode == Exit.DONE, planned.stdout + planned.stderr
+    assert planned.code == Exit.DONE, planned.out + planned.err
     assert head.stdout.strip() in (project / "playbooks/pin-sglang.yaml").read_text()
 
 
@@ -94,14 +91,14 @@ def by_hand(practice: PracticeHost, request: pytest.FixtureRequest) -> Iterator[
 )
 def test_what_runs_says_where_things_are(practice: PracticeHost, by_hand: int, run: Run, project: Path) -> None:
     said = run("init", *reach(practice))
-    assert said.returncode == Exit.DONE, said.stderr
-    assert f"pid {by_hand}, a plain process" in said.stdout
+    assert said.code == Exit.DONE, said.err
+    assert f"pid {by_hand}, a plain process" in said.out
     s = load(project / "inventory.yaml").select("box")[0].sglang
     assert (s.model_path, s.weights_root) == (f"{practice.home}/models/kimi-tiny", f"{practice.home}/models")
     assert (s.log, s.tp, s.env["NCCL_DEBUG"]) == (f"{practice.home}/logs/by-hand.log", 8, "WARN")
     assert (s.environment, s.env["PYTHONPATH"]) == (f"{practice.home}/venv", f"{practice.home}/models:/opt")
     assert s.checkout == f"{practice.home}/sglang"
-    everything = said.stdout + said.stderr + "".join(p.read_text() for p in project.rglob("*.yaml"))
+    everything = said.out + said.err + "".join(p.read_text() for p in project.rglob("*.yaml"))
     assert "tell-nobody" not in everything
     assert "!env BOX_API_KEY" in everything
 
@@ -119,21 +116,21 @@ def test_a_server_started_by_hand_is_taken_over_and_given_back(
 ) -> None:
     ready = f"http://127.0.0.1:{practice.port}/health"
     eventually(lambda: answers(ready), 30)
-    assert run("init", *reach(practice)).returncode == Exit.DONE
+    assert run("init", *reach(practice)).code == Exit.DONE
     launch = load(project / "inventory.yaml").select("box")[0].sglang.launch
     assert isinstance(launch, dict)
     assert launch["speculative-draft-model-path"] == str(practice.drafter("good"))
-    assert "a server that opsctl did not start holds port" in run("server", "restart").stdout
-    told = run("server", "restart", "--adopt", "--check").stdout
+    assert "a server that opsctl did not start holds port" in run("server", "restart").out
+    told = run("server", "restart", "--adopt", "--check").out
     assert f"stop pid {by_hand} of {pwd.getpwuid(os.getuid()).pw_name}, since " in told
     restarted = run("server", "restart", "--adopt")
-    assert restarted.returncode == Exit.DONE, restarted.stdout + restarted.stderr
+    assert restarted.code == Exit.DONE, restarted.out + restarted.err
     assert not Path(f"/proc/{by_hand}/exe").exists()
     assert answers(ready)
     undone = run("rollback", "--yes")
-    assert undone.returncode == Exit.DONE, undone.stdout + undone.stderr
+    assert undone.code == Exit.DONE, undone.out + undone.err
     assert answers(ready)
-    assert "adopt" not in run("server", "stop", "--yes").stderr
+    assert "adopt" not in run("server", "stop", "--yes").err
 
 
 def answers(url: str) -> bool:
@@ -147,13 +144,13 @@ def test_nothing_is_ever_overwritten(practice: PracticeHost, run: Run, project: 
     mine = "hosts: {mine: {}}\n"
     (project / "inventory.yaml").write_text(mine)
     said = run("init", *reach(practice))
-    assert said.returncode == Exit.USAGE
+    assert said.code == Exit.USAGE
     assert (project / "inventory.yaml").read_text() == mine
     assert list(project.iterdir()) == [project / "inventory.yaml"]
     (project / "inventory.yaml").unlink()
     (project / "playbooks").mkdir()
     (project / "playbooks/health.yaml").write_text("mine\n")
-    assert run("init", *reach(practice)).returncode == Exit.DONE
+    assert run("init", *reach(practice)).code == Exit.DONE
     assert (project / "playbooks/health.yaml").read_text() == "mine\n"
 
 
@@ -161,8 +158,8 @@ def test_an_unknown_key_is_shown_and_not_trusted(practice: PracticeHost, run: Ru
     words = reach(practice)
     at = words.index("--host-key")
     said = run("init", *words[:at], *words[at + 2 :], "--yes")
-    assert said.returncode == Exit.UNREACHABLE
-    assert "SHA256:" in said.stderr
+    assert said.code == Exit.UNREACHABLE
+    assert "SHA256:" in said.err
     assert list(project.iterdir()) == []
 
 
@@ -190,14 +187,14 @@ def test_a_person_is_asked_about_the_key(practice: PracticeHost, project: Path) 
 def test_a_real_sshd(sshd: Sshd, run: Run, project: Path) -> None:
     said = run("init", "--host", f"{sshd.user}@127.0.0.1", "--port", str(sshd.port), "--key", str(sshd.key_file),
                "--host-key", str(sshd.host_key), "--server-port", "1", "--name", "box")  # fmt: skip
-    assert said.returncode == Exit.DONE, said.stderr
-    assert run("inventory", "check").returncode == Exit.DONE
+    assert said.code == Exit.DONE, said.err
+    assert run("inventory", "check").code == Exit.DONE
 
 
 def test_this_machine(run: Run, project: Path) -> None:
-    assert run("init", "--local", "--server-port", "1", "--name", "here").returncode == Exit.DONE
+    assert run("init", "--local", "--server-port", "1", "--name", "here").code == Exit.DONE
     assert load(project / "inventory.yaml").select("here")[0].settings.connection == "local"
-    assert run("inventory", "check").returncode == Exit.DONE
+    assert run("inventory", "check").code == Exit.DONE
 
 
 @pytest.mark.parametrize(
@@ -212,6 +209,6 @@ def test_this_machine(run: Run, project: Path) -> None:
 )
 def test_mistakes(run: Run, project: Path, words: list[str], told: str) -> None:
     said = run("init", *words, "--server-port", "1")
-    assert said.returncode == Exit.USAGE
-    assert told in said.stderr
+    assert said.code == Exit.USAGE
+    assert told in said.err
     assert list(project.iterdir()) == []
