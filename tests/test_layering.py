@@ -33,12 +33,12 @@ MAY_KNOW = {
     "agent": {"wire"},
     "remote": {"agent", "wire"},
     "drafter": {"agent", "wire", "sglang.releases"},  # facts of the releases; their room knows nothing of the rest
-    "gpu": {"agent", "wire"},
-    "sglang": {"agent", "drafter", "gpu", "wire"},
+    "gpu": {"agent", "inventory", "wire"},
+    "sglang": {"agent", "drafter", "gpu", "inventory", "wire"},
     "survey": {"agent", "gpu", "sglang", "wire"},
     "inventory": {"remote", "wire", "yaml_source", "yaml_words"},
     "practice": set(),
-    "modules": {*DOMAIN, "remote", "patchfiles"},
+    "modules": {*DOMAIN, "inventory", "remote", "patchfiles"},
     "engine": {"wire", "agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source", "yaml_words"},
     "report": {*DOMAIN, "engine", "modules"},
 }

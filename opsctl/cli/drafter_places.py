@@ -87,7 +87,7 @@ class Places:
 
         there = drafter.path if drafter.host == name else None
         try:
-            return drafting.meet(ask, host.sglang.model_dump(), drafter=there, follow_links=follow_links)
+            return drafting.meet(ask, host.sglang, drafter=there, follow_links=follow_links)
         except RemoteError as error:
             raise _wrong_folder(error, drafter) from None
 

@@ -31,9 +31,8 @@ _AT_ONCE = 128  # a host is asked once and then waited for: many waits fit side 
 
 def wanted_of(host: InventoryHost) -> Wanted:
     """What the inventory expects: the variable `health`, on top of what `sglang` says about the server."""
-    served = host.settings.sglang
     where = host.said("vars", "health") or host.name
-    return wanted.of(host.variables.get("health"), served.model_dump() if served else None, where)
+    return wanted.of(host.variables.get("health"), host.settings.sglang, where)
 
 
 def on_host(remote: RemoteHost, host: InventoryHost) -> Evidence:

@@ -50,12 +50,12 @@ def run_collect(hosts: Sequence[InventoryHost], wish: Wish, output: Path | None,
 
 def source(host: InventoryHost) -> Source:
     """A host of the inventory, with every secret that is known of it. Raises UsageError."""
-    return Source(host.name, host.sglang.model_dump(), expected(host), tuple(secrets_in(vars(host.settings))))
+    return Source(host.name, host.sglang, expected(host), tuple(secrets_in(vars(host.settings))))
 
 
 def expected(host: InventoryHost) -> wanted.Wanted:
     """What the inventory says that a host's health depends on. Raises UsageError."""
-    return wanted.of(host.variables.get("health"), host.sglang.model_dump(), host.name)
+    return wanted.of(host.variables.get("health"), host.sglang, host.name)
 
 
 class Place:

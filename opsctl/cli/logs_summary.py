@@ -26,7 +26,7 @@ def of_hosts(hosts: Sequence[InventoryHost]) -> list[Done[timeline.Summary]]:
 
 
 def _of_host(remote: RemoteHost, host: InventoryHost) -> timeline.Summary:
-    server = log_survey.survey(remote.call, host.sglang.model_dump(), expected(host))
+    server = log_survey.survey(remote.call, host.sglang, expected(host))
     if server.logs:
         found = _scan(remote, server.logs)
     elif server.unit:

@@ -142,8 +142,8 @@ class _Tail:
         from opsctl.sglang.logs import log_survey
 
         with connect(self.host.connection(), self.stop.is_set) as remote:
-            settings = self.host.sglang.model_dump()
-            server = log_survey.survey(lambda call: remote.call(call, timeout=60), settings, expected(self.host))
+            sglang = self.host.sglang
+            server = log_survey.survey(lambda call: remote.call(call, timeout=60), sglang, expected(self.host))
             if self.began:
                 self.screen.say(self.host.name, "there again")
             self.began = True

@@ -62,7 +62,7 @@ class Status:
 
 def status(remote: RemoteHost, host: InventoryHost, wanted: Wanted) -> Status:
     """Look at a host's tree. One round trip; two where the project's own diffs are to be tried."""
-    place = patching.place(host.variables.get("sglang") or {}, wanted.tree)
+    place = patching.place(host.sglang, wanted.tree)
     looked = patching.received(
         remote.call(patching.request(place, wanted.names, wanted.target, patchset.files(wanted.states)), timeout=120)
     )

@@ -225,7 +225,7 @@ def _flags(play: Play, hosts: Sequence[InventoryHost]) -> Iterator[Finding]:
         return
     found: dict[tuple[Place, str], Finding] = {}
     for host in hosts:
-        words = command.words(host.variables.get("sglang") or {}) or []
+        words = command.words(host.sglang) or []
         for one in flags.unknown(words):
             place = host.said("sglang", "launch") or play.at.place
             message = f"no SGLang from {flags.OLDEST} to {flags.NEWEST} has the flag {one.flag}"

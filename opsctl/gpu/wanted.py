@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from opsctl.errors import Place, UsageError
 from opsctl.gpu.profile import Profile
 from opsctl.gpu.settings import Settings
+from opsctl.inventory.model import SglangSettings
 from opsctl.schema_errors import plainly
 from opsctl.text import did_you_mean
 
@@ -67,26 +68,25 @@ class Wanted:
         return self.settings.limit("smi.fail")
 
 
-def of(health: Any, sglang: Mapping[str, Any] | None, where: str | Place) -> Wanted:
+def of(health: Any, sglang: SglangSettings | None, where: str | Place) -> Wanted:
     """The variable `health`, on top of what the settings `sglang` say about the server. Raises UsageError."""
     if health is not None and not isinstance(health, Mapping):
         raise UsageError(f"health: a mapping is expected, not {health!r}", where=where)
     return load({**(_served(sglang) if sglang else {}), **(health or {})}, where)
 
 
-def _served(sglang: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: sglang[name] for name in ("port", "unit", "container") if sglang.get(name) is not None}
-    known["user_unit"] = sglang.get("unit_scope") == "user"
-    model, log, weights = sglang.get("model_path"), sglang.get("log"), sglang.get("weights_root")
-    if model and model.startswith("/"):
-        known["weights"] = model
-    environment, python = sglang.get("environment"), sglang.get("python")
-    known["python"] = python or (f"{environment.rstrip('/')}/bin/python" if environment else None)
-    said = sglang.get("env") or {}
-    known["env"] = {k: v for k, v in said.items() if k.startswith(("NCCL_", "CUDA_")) and isinstance(v, str)}
-    log_folder = str(PurePosixPath(log).parent) if log else None
-    known["folders"] = [f for f in ("/", "/tmp", log_folder, weights) if f]
-    return known
+def _served(sglang: SglangSettings) -> dict[str, Any]:
+    log_folder = str(PurePosixPath(sglang.log).parent) if sglang.log else None
+    return {
+        "port": sglang.port,
+        "unit": sglang.unit,
+        "user_unit": sglang.user_unit,
+        "container": sglang.container,
+        "weights": sglang.model_path if (sglang.model_path or "").startswith("/") else None,
+        "python": sglang.interpreter,
+        "env": {k: v for k, v in sglang.env.items() if k.startswith(("NCCL_", "CUDA_")) and isinstance(v, str)},
+        "folders": [f for f in ("/", "/tmp", log_folder, sglang.weights_root) if f],
+    }
 
 
 def load(data: Mapping[str, Any], where: str | Place) -> Wanted:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.text import VARIABLE
+from opsctl.wire.command_line import DEFAULT_PORT
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 
@@ -53,13 +54,33 @@ class SglangSettings(_Strict):
     unit: str | None = Field(None, description="systemd unit that serves, where one does.")
     unit_scope: Literal["system", "user"] = Field("system", description="Whose systemd the unit belongs to.")
     bind: str = Field("127.0.0.1", description="Address the server listens on, as the host itself reaches it.")
-    port: int = Field(30000, ge=1, le=65535, description="Port the server listens on.")
+    port: int = Field(DEFAULT_PORT, ge=1, le=65535, description="Port the server listens on.")
     api_key: SecretText | None = Field(None, description="API key of the server: !env, !file or !cmd.")
     model_path: str | None = Field(None, description="Model that is served: folder on the host or hub name.")
     tp: int | None = Field(None, ge=1, description="Tensor parallel size.")
     log: str | None = Field(None, description="Log file of the server on the host.")
     weights_root: str | None = Field(None, description="Folder on the host that holds weights.")
     releases: str | None = Field(None, description="Folder of drafter releases. Default: releases/ in weights_root.")
+
+    @property
+    def interpreter(self) -> str | None:
+        """The Python that serves; None where it is not said."""
+        return self.python or (f"{self.environment.rstrip('/')}/bin/python" if self.environment else None)
+
+    @property
+    def release_root(self) -> str | None:
+        """The folder of drafter releases; None where it is not said."""
+        return self.releases or (f"{self.weights_root.rstrip('/')}/releases" if self.weights_root else None)
+
+    @property
+    def folder(self) -> str:
+        """Where opsctl starts the server: what is relative in its command is so to this."""
+        return self.checkout or "/"
+
+    @property
+    def user_unit(self) -> bool:
+        """Whether the unit is one of the user's own systemd."""
+        return self.unit_scope == "user"
 
 
 class Timeouts(_Strict):

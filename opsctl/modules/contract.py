@@ -21,14 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from opsctl.errors import UsageError
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
     import fabric
     import httpx
 
+    from opsctl.inventory.model import SglangSettings
     from opsctl.remote.host import RawResult
 
 
@@ -133,7 +135,7 @@ class Site:
 
     Attributes:
         host: name in the inventory.
-        variables: everything a template of this task may use, `sglang` settings of the host included.
+        variables: everything a template of this task may use; for what they say of the host's SGLang see `sglang`.
         find: the local file for a relative path: beside the playbook, then `files/` or `templates/` of the project,
             then what opsctl ships. Raises UsageError naming the places looked at.
         render: renders template text with `variables`; the name is for error messages.
@@ -151,6 +153,19 @@ class Site:
     check: bool = False
     cancelled: Callable[[], bool] = lambda: False
     made: Set[str] = frozenset()
+
+    @property
+    def sglang(self) -> SglangSettings:
+        """The host's `sglang` section, templates in it filled in. Raises UsageError where variables make it unfit."""
+        from opsctl.inventory.model import SglangSettings
+        from opsctl.schema_errors import plainly
+
+        try:
+            return SglangSettings.model_validate(self.variables.get("sglang") or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, ("sglang", *first["loc"][:1])))
+            raise UsageError(f"{key}: {plainly(first)}") from None
 
 
 class Module(ABC, Generic[A]):

@@ -64,9 +64,7 @@ class DrafterCheck(Action[DrafterCheckArgs]):
                 raise answer
             return answer
 
-        met = drafting.meet(
-            ask, site.variables.get("sglang") or {}, drafter=args.host_path, follow_links=args.follow_links
-        )
+        met = drafting.meet(ask, site.sglang, drafter=args.host_path, follow_links=args.follow_links)
         folder = met.drafter
         if folder is None:
             local = site.find("files", str(args.path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -142,15 +142,13 @@ class DrafterStage(Module[DrafterStageArgs]):
 
 
 def _releases(args: DrafterStageArgs, site: Site) -> str:
-    settings: Mapping[str, Any] = site.variables.get("sglang") or {}
-    root = settings.get("weights_root")
-    found = args.releases or settings.get("releases") or (f"{root.rstrip('/')}/releases" if root else None)
+    found = args.releases or site.sglang.release_root
     if not found:
         raise UsageError(
             f"{site.host}: the inventory does not say where releases go",
             hint="set `weights_root` (or `releases`) in its sglang section, or give `releases` to the task",
         )
-    return str(found)
+    return found
 
 
 def _named(args: DrafterStageArgs) -> str:

@@ -42,7 +42,7 @@ class GpuHealth(Action[GpuHealthArgs]):
 """
 
     def run(self, args: GpuHealthArgs, host: Host, site: Site, progress: Progress) -> Outcome:
-        expected = wanted.of(_health(args, site), site.variables.get("sglang"), site.host)
+        expected = wanted.of(_health(args, site), site.sglang, site.host)
         checks = selected(args.only, args.skip)
         seen = gathered.look(lambda call: host.call(call, timeout=expected.seconds), expected)
         evidence = lastlook.compared(site.host, seen)

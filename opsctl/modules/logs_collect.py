@@ -58,10 +58,9 @@ class LogsCollect(Action[LogsCollectArgs]):
 
 def source(site: Site) -> Source:
     """The host as its variables describe it."""
-    settings = site.variables.get("sglang") or {}
-    expected = wanted.of(site.variables.get("health"), settings, site.host)
+    expected = wanted.of(site.variables.get("health"), site.sglang, site.host)
     secrets = tuple(dict.fromkeys(secrets_in(dict(site.variables))))
-    return Source(site.host, settings, expected, secrets)
+    return Source(site.host, site.sglang, expected, secrets)
 
 
 def outcome(host: str, made: Collected) -> Outcome:

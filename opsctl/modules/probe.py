@@ -9,7 +9,6 @@ from pydantic import Field
 
 from opsctl.errors import Lost, RemoteError, Unreachable, UsageError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.secret import Secret
 from opsctl.sglang.probe import measure as probing
 from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
 from opsctl.sglang.probe.probe_findings import findings, word
@@ -58,13 +57,10 @@ class Probe(Action[ProbeArgs]):
         return args.if_serving
 
     def run(self, args: ProbeArgs, host: Host, site: Site, progress: Progress) -> Outcome:
-        settings = site.variables.get("sglang") or {}
-        port = args.port or settings.get("port") or 30000
         prompts = read_prompts(site.find("files", args.prompts)) if args.prompts else built_in()
         plan = probing.Plan(prompts, tuple(args.concurrency), args.max_tokens, patience=args.patience)
-        with host.http(int(port)) as http:
-            key = settings.get("api_key")
-            server = Server(http, key if isinstance(key, Secret) else None)
+        with host.http(args.port or site.sglang.port) as http:
+            server = Server(http, site.sglang.api_key)
             try:
                 info = server.info()
             except Lost:
@@ -80,7 +76,7 @@ class Probe(Action[ProbeArgs]):
             template = _template(host, info)
             measured = probing.measure(server, info, plan, template, _told(progress))
         summary = summarise(measured)
-        noticed = findings(measured, summary, with_key=bool(key), simulated="")
+        noticed = findings(measured, summary, with_key=site.sglang.api_key is not None, simulated="")
         return outcome(args, to_json(measured, summary), [f"{word(f.level)}: {printable(f.message)}" for f in noticed])
 
 

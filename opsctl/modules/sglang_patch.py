@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -127,8 +127,7 @@ def _own(args: SglangPatchArgs, site: Site) -> patchfiles.Own:
 
 
 def _place(args: SglangPatchArgs, site: Site) -> Place:
-    settings: Mapping[str, Any] = site.variables.get("sglang") or {}
-    return patching.place(settings, args.checkout)
+    return patching.place(site.sglang, args.checkout)
 
 
 def _root(place: Place, site: Site) -> str:

@@ -20,7 +20,6 @@ from opsctl.modules.fields import HostPath, Text, reveal
 from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.sglang.server import command, flags
-from opsctl.wire.command_line import DEFAULT_PORT
 
 
 class ServerArgs(ModuleArgs):
@@ -116,21 +115,20 @@ class Server:
 
 def server(site: Site, drafter: str | None = None) -> Server:
     """The server that the inventory describes. Raises UsageError where it describes two, or none to give a drafter."""
-    settings: Mapping[str, Any] = site.variables.get("sglang") or {}
-    port = int(settings.get("port") or DEFAULT_PORT)
-    unit, container = settings.get("unit"), settings.get("container")
+    settings = site.sglang
+    port, unit, container = settings.port, settings.unit, settings.container
     if unit and container:
         raise UsageError(f"{site.host}: both `unit` and `container` are set; its server is one of them")
     # A container is made with its command, which a restart cannot change.
     launch = None if container else command.words(settings)
     if drafter is not None and launch is None and unit is None and container is None:
         raise unsaid(site)
-    log = settings.get("log")
-    folder = posixpath.dirname(log) if log else settings.get("weights_root") or settings.get("checkout") or "~"
+    log = settings.log
+    folder = posixpath.dirname(log) if log else settings.weights_root or settings.checkout or "~"
     if log is None and unit is None and container is None:
         log = posixpath.join(folder, f"sglang-{port}.log")
     folder = folder.rstrip("/") or "/"
-    key = settings.get("api_key")
+    key = settings.api_key
     if launch is None or command.keeps_key_itself(launch):
         key = None
     if launch is not None and key is not None:
@@ -138,16 +136,16 @@ def server(site: Site, drafter: str | None = None) -> Server:
     return Server(
         name=container or f"sglang-{port}",
         port=port,
-        bind=settings.get("bind") or "127.0.0.1",
+        bind=settings.bind,
         unit=None if unit is None else unit if "." in unit else f"{unit}.service",
-        user_unit=settings.get("unit_scope") == "user",
+        user_unit=settings.user_unit,
         container=container,
         launch=launch,
-        env=settings.get("env") or {},
-        cwd=command.folder(settings),
+        env=settings.env,
+        cwd=settings.folder,
         log=log,
         folder=folder,
-        releases=command.releases(settings),
+        releases=settings.release_root,
         api_key=key,
     )
 

@@ -10,6 +10,7 @@ import pytest
 
 from opsctl import modules
 from opsctl.drafter.versions import KNOWN
+from opsctl.inventory import SglangSettings
 from opsctl.modules.contract import Action, Outcome
 from opsctl.remote.host import RemoteHost
 from opsctl.sglang.diagnosis import drafting
@@ -97,7 +98,7 @@ def test_a_folder_of_the_host_is_judged_where_it_lies(host: RemoteHost, tmp_path
 
 
 def test_what_cannot_be_found_out_is_said() -> None:
-    met = drafting.meet(lambda calls: [Reply([]) for _ in calls], {"port": 30000})  # no server runs
+    met = drafting.meet(lambda calls: [Reply([]) for _ in calls], SglangSettings())  # no server runs
     text = "\n".join(met.unknown)
     assert "the target: no model_path" in text
     assert "every version is judged" in text

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from opsctl.inventory import SglangSettings
 from opsctl.modules.sglang_plan import launch_text, server, words_in
 from opsctl.sglang.server.command import with_drafter, words
 from opsctl.wire.command_line import DRAFTER, value
@@ -43,7 +44,7 @@ TEMPLATES = Path(__file__).parents[2] / "templates"
     ],
 )
 def test_words(settings: dict[str, Any], expected: list[str] | None) -> None:
-    assert words(settings) == expected
+    assert words(SglangSettings.model_validate(settings)) == expected
 
 
 @pytest.mark.parametrize(

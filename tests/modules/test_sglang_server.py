@@ -279,7 +279,7 @@ def test_whatever_else_listens_on_the_port_is_left_alone(served: Served) -> None
     [
         ({"launch": None}, "does not say how its server is started"),
         ({"container": "sglang", "unit": "sglang"}, "both `unit` and `container` are set"),
-        ({"launch": ["python", Secret("key")]}, "launch is a Secret, which cannot stand in a command"),
+        ({"launch": {"api-key": Secret("key")}}, "api-key is a Secret, which cannot stand in a command"),
     ],
 )
 def test_settings_that_cannot_be_served(served: Served, change: dict[str, Any], message: str) -> None:

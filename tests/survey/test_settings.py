@@ -58,7 +58,7 @@ def inventory(tmp_path: Path, what: Found) -> Any:
 )
 def test_the_inventory_starts_what_ran(tmp_path: Path, line: str) -> None:
     host, _ = inventory(tmp_path, found(line))
-    argv = command.words(host.sglang.model_dump())
+    argv = command.words(host.sglang)
     assert argv is not None
     ran = shlex.split(line)
     assert launch.parse(argv) is not None

@@ -18,6 +18,7 @@ from opsctl.drafter.folder import Folder, open_folder
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.versions import Feature, InTree, Version
 from opsctl.errors import OpsctlError
+from opsctl.inventory.model import SglangSettings
 from opsctl.sglang.diagnosis.gather import choose
 from opsctl.sglang.diagnosis.seen import target_class
 from opsctl.sglang.server import command, launch
@@ -55,7 +56,7 @@ class Met:
     unknown: tuple[str, ...]
 
 
-def meet(ask: Ask, settings: Mapping[str, Any], *, drafter: str | None = None, follow_links: bool = False) -> Met:
+def meet(ask: Ask, settings: SglangSettings, *, drafter: str | None = None, follow_links: bool = False) -> Met:
     """Ask a host. settings: its `sglang` section. drafter: a drafter's folder there, which is gathered as well.
 
     Raises what reading the drafter raises; everything else that fails is told in `unknown`.
@@ -64,25 +65,25 @@ def meet(ask: Ask, settings: Mapping[str, Any], *, drafter: str | None = None, f
 
 
 class _Meeting:
-    def __init__(self, ask: Ask, settings: Mapping[str, Any], drafter: str | None, follow_links: bool) -> None:
+    def __init__(self, ask: Ask, settings: SglangSettings, drafter: str | None, follow_links: bool) -> None:
         self.ask, self.settings, self.drafter, self.follow_links = ask, settings, drafter, follow_links
         self.lines: list[str] = []
         self.unknown: list[str] = []
 
     def met(self) -> Met:
         words = command.words(self.settings)
-        checkout = self.settings.get("checkout")
-        model = self.settings.get("model_path")
+        checkout = self.settings.checkout
+        model = self.settings.model_path
         wanted: dict[str, Call[Any]] = {}
         if words is None or not checkout:
             wanted["servers"] = servers_find(locate=not checkout)
-        if not checkout and command.interpreter(self.settings) != "python3":
-            argv = [command.interpreter(self.settings), "-c", _LOCATE]
+        if not checkout and self.settings.interpreter:
+            argv = [self.settings.interpreter, "-c", _LOCATE]
             wanted["package"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
         started = launch.parse(words) if words else None
         model = (started.model if started else None) or model
         if model and model.startswith("."):
-            model = posixpath.normpath(posixpath.join(command.folder(self.settings), model))
+            model = posixpath.normpath(posixpath.join(self.settings.folder, model))
         if _is_path(model):
             wanted["target"] = _config_of(str(model))
         if checkout:
@@ -92,7 +93,7 @@ class _Meeting:
         answers = self._asked(wanted)
         folder = self._folder(answers.get("drafter"))
         process = self._process(answers.get("servers"))
-        environment = dict(self.settings.get("env") or {})
+        environment: Mapping[str, Any] = self.settings.env
         if process is not None and words is None:
             started = launch.parse(process["argv"])
             environment = process["environment"] or {}
@@ -129,8 +130,8 @@ class _Meeting:
     def _process(self, answer: Reply[Any] | Exception | None) -> ServerProcess | None:
         if not isinstance(answer, Reply):
             return None
-        port = self.settings.get("port")
-        if port and len(answer.result) > 1:
+        port = self.settings.port
+        if len(answer.result) > 1:
             return choose(answer.result, port)  # of several, the host's own; before its first start there is none
         return choose(answer.result, None, port)
 
@@ -204,7 +205,7 @@ class _Meeting:
         return tuple(InTree(*version.key, version.text, read, effect) for version in versions)
 
     def _serving(self, started: launch.Launch | None, environment: Mapping[str, Any]) -> Serving:
-        tp = (started.tp if started else None) or self.settings.get("tp")
+        tp = (started.tp if started else None) or self.settings.tp
         if tp is None:
             self.unknown.append("tensor parallelism: 1 is taken" if started else "tensor parallelism: 8 is taken")
             tp = 1 if started else 8

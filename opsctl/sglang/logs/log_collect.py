@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from opsctl import __version__
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.gpu.wanted import Wanted
+from opsctl.inventory.model import SglangSettings
 from opsctl.runname import meant
 from opsctl.secret import Secret, revealed
 from opsctl.sglang.logs import log_findings, log_parts, log_survey, timeline
@@ -63,7 +64,7 @@ class Source:
     """A host as the inventory has it. secrets: all it knows of this host; `settings`: its `sglang` section."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: SglangSettings
     wanted: Wanted
     secrets: Sequence[Secret] = ()
 

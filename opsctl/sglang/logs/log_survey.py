@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opsctl.errors import RemoteError
 from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
+from opsctl.inventory.model import SglangSettings
 from opsctl.sglang.diagnosis import gather
 from opsctl.sglang.logs.log_parts import Server
 from opsctl.wire.calls.logs import logfiles_look
 from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import Call, Reply
 
-Settings = Mapping[str, Any]
 _DESCRIBES = ("log", "unit", "container", "launch", "checkout")  # settings of a server of the host's own
 
 
 def survey(
-    ask: Callable[[Call[Any]], Reply[Any]], settings: Settings, wanted: Wanted, *, source: bool = False
+    ask: Callable[[Call[Any]], Reply[Any]], settings: SglangSettings, wanted: Wanted, *, source: bool = False
 ) -> Server:
     """The server on a host, as far as it can be told. Changes nothing.
 
     settings: the host's `sglang` section. source: also find out where its code is, where they do not say so.
     """
     process = _running(ask(servers_find(locate=source)).result, settings)
-    unit, container = settings.get("unit"), settings.get("container")
-    user_unit = settings.get("unit_scope") == "user"
-    if process and not unit and not settings.get("launch") and not process["container"]:
+    unit, user_unit, container = settings.unit, settings.user_unit, settings.container
+    if process and not unit and not settings.launch and not process["container"]:
         unit, user_unit = process["unit"], process["user_unit"]
-    log = (process and process["log"]) or settings.get("log")
+    log = (process and process["log"]) or settings.log
     return Server(
         unit=unit,
         user_unit=user_unit,
         container=container or (process and process["container"]) or None,
-        record=f"sglang-{settings.get('port') or 30000}" if not unit and not container else None,
+        record=f"sglang-{settings.port}" if not unit and not container else None,
         logs=files(ask, log) if log else (),
         pids=(process["pid"],) if process else (),
-        port=gather.port_of(process) if process else settings.get("port"),
+        port=gather.port_of(process) if process else settings.port,
         # It is run to list its packages: that of a server of somebody else only if the inventory names it.
-        python=(process["python"] if process and process["own"] else None) or _interpreter(settings),
-        source=settings.get("checkout") or (process and _root(process.get("package"))) or None,
+        python=(process["python"] if process and process["own"] else None) or settings.interpreter,
+        source=settings.checkout or (process and _root(process.get("package"))) or None,
         health=gathered.ask(wanted).args,
     )
 
@@ -56,17 +55,12 @@ def files(ask: Callable[[Call[Any]], Reply[Any]], log: str) -> Sequence[str]:
     return found or [log]
 
 
-def _running(servers: Sequence[ServerProcess], settings: Settings) -> ServerProcess | None:
+def _running(servers: Sequence[ServerProcess], settings: SglangSettings) -> ServerProcess | None:
     """The server that is meant: the one on its port. Another one only where the inventory says nothing of a server."""
-    expected = next((s for s in servers if gather.port_of(s) == settings.get("port")), None)
-    if expected is None and servers and not any(settings.get(key) for key in _DESCRIBES):
+    expected = next((s for s in servers if gather.port_of(s) == settings.port), None)
+    if expected is None and servers and not any(getattr(settings, key) for key in _DESCRIBES):
         return servers[-1]  # the newest is the likeliest to be asked about
     return expected
-
-
-def _interpreter(settings: Settings) -> str | None:
-    environment = settings.get("environment")
-    return settings.get("python") or (f"{environment.rstrip('/')}/bin/python" if environment else None)
 
 
 def _root(package: str | None) -> str | None:

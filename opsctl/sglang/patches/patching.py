@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from opsctl.errors import Exit
+from opsctl.inventory.model import SglangSettings
 from opsctl.sglang.patches import ALL, KIMI_K25, Patch, Status, draftpatches, eagle3_capture, patchset, proofs
 from opsctl.sglang.patches.draftpatches import Drafter
 from opsctl.sglang.patches.left_out import LeftOut
@@ -100,21 +100,20 @@ class Looked:
         return tuple(r for r in self.running if r.package == self.package and r.old_code)
 
 
-def place(settings: Mapping[str, Any], root: str | None = None) -> Place:
+def place(settings: SglangSettings, root: str | None = None) -> Place:
     """The place that a host's `sglang` section tells, or the tree `root` in place of its checkout."""
     words = command.words(settings) or []
-    named = settings.get("python") or settings.get("environment")
     first = words[0] if words and "python" in posixpath.basename(words[0]) else None
-    path = (settings.get("env") or {}).get("PYTHONPATH")
+    path = settings.env.get("PYTHONPATH")
     started = launch.parse(words)
     return Place(
-        root=root or settings.get("checkout"),
-        port=int(settings.get("port") or command_line.DEFAULT_PORT),
-        model=settings.get("model_path") or (started.model if started else None),
-        python=command.interpreter(settings) if named else first,
+        root=root or settings.checkout,
+        port=settings.port,
+        model=settings.model_path or (started.model if started else None),
+        python=settings.interpreter or first,
         path=path if isinstance(path, str) else None,
         drafter=started.draft_model if started else None,
-        cwd=command.folder(settings),
+        cwd=settings.folder,
     )
 
 

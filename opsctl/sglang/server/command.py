@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opsctl.errors import UsageError
+from opsctl.inventory.model import SglangSettings
 from opsctl.wire import command_line
 
 SPECULATIVE = "--speculative-"
@@ -22,12 +23,12 @@ DEFAULTS = (("model_path", "model-path"), ("tp", "tp-size"), ("bind", "host"), (
 SPELLINGS = {"model-path": ("model",), "tp-size": ("tp", "tensor-parallel-size")}
 
 
-def words(settings: Mapping[str, Any]) -> list[str] | None:
+def words(settings: SglangSettings) -> list[str] | None:
     """The launch command in `launch`: words, one shell line, or a mapping of flags; None where there is none.
 
     Raises UsageError for a value that cannot stand in a command, such as a secret.
     """
-    launch = settings.get("launch")
+    launch = settings.launch
     if launch is None:
         return None
     if isinstance(launch, str):
@@ -57,18 +58,6 @@ def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
             changed += [ALGORITHM_FLAG, "EAGLE3"]
         changed += [command_line.DRAFTER[0], drafter]
     return changed
-
-
-def folder(settings: Mapping[str, Any]) -> str:
-    """Where opsctl starts the server: what is relative in its command is so to this."""
-    return str(settings.get("checkout") or "/")
-
-
-def releases(settings: Mapping[str, Any]) -> str | None:
-    """The folder of drafter releases on the host; None where the inventory does not say."""
-    root = settings.get("weights_root")
-    found = settings.get("releases") or (f"{root.rstrip('/')}/releases" if root else None)
-    return str(found) if found else None
 
 
 def keeps_key_itself(argv: Sequence[str]) -> bool:
@@ -104,20 +93,14 @@ def as_flags(argv: Sequence[str]) -> dict[str, Any] | None:
     return flags
 
 
-def interpreter(settings: Mapping[str, Any]) -> str:
-    """The Python that serves."""
-    environment = settings.get("environment")
-    found = settings.get("python") or (f"{environment.rstrip('/')}/bin/python" if environment else None)
-    return str(found or "python3")
-
-
-def _from_flags(settings: Mapping[str, Any], flags: Mapping[str, Any]) -> list[str]:
+def _from_flags(settings: SglangSettings, flags: Mapping[str, Any]) -> list[str]:
     named = {str(name).lstrip("-").replace("_", "-"): value for name, value in flags.items()}
     for setting, flag in DEFAULTS:
         said = any(spelling in named for spelling in (flag, *SPELLINGS.get(flag, ())))
-        if not said and settings.get(setting) is not None:
-            named[flag] = settings[setting]
-    argv = [interpreter(settings), "-m", ENTRY]
+        value = getattr(settings, setting)
+        if not said and value is not None:
+            named[flag] = value
+    argv = [settings.interpreter or "python3", "-m", ENTRY]
     for name, value in named.items():
         if value is None or value is False:
             continue
