@@ -304,8 +304,9 @@ def test_a_file_that_comes_before_the_source_is_read_is_an_error_and_not_a_relea
 def test_much_travels_over_connections_of_their_own_where_ssh_is_there(
     staging: Staging, sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    monkeypatch.setattr("opsctl.remote.parts.MUCH", 12 * MIB)
     source = drafter(tmp_path / "source")
-    (source / "more.bin").write_bytes(noise(1, 96 * MIB))
+    (source / "more.bin").write_bytes(noise(1, 24 * MIB))
     if how == "channels alone":
         monkeypatch.setenv("PATH", str(tmp_path))
     if "TMPDIR" in how:

@@ -55,7 +55,7 @@ class Served:
             self.port = free.getsockname()[1]
         (top / "logs").mkdir()
         (top / "model").mkdir()
-        (top / "model" / "config.json").write_text("{}")
+        (top / "model" / "config.json").write_text('{"practice_scenario": "quick"}')
         self.settings: dict[str, Any] = {
             "port": self.port,
             "python": sys.executable,
@@ -71,7 +71,7 @@ class Served:
         }
         play.site.variables["sglang"] = self.settings  # type: ignore[index]
 
-    def release(self, name: str, scenario: str = "healthy") -> str:
+    def release(self, name: str, scenario: str = "quick") -> str:
         folder = self.top / "releases" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"practice_scenario": scenario}))

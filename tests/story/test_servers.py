@@ -15,7 +15,7 @@ def test_a_server_that_does_not_come_up_is_taken_back_at_once_with_its_own_reaso
     """Its own: the second failure is not explained by the crash of the first, which stands in the same log."""
     for drafter, stall, says, foreign in (
         ("oom", "60s", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB", "stands still"),
-        ("hangs", "8s", "the server stands still while", "OutOfMemoryError"),
+        ("hangs", "4s", "the server stands still while", "OutOfMemoryError"),
     ):
         said = story.opsctl(*story.deploy(drafter, "-e", f"stall={stall}", "-e", "logs=true"))
         assert said.code == 7
