@@ -16,8 +16,8 @@ from tests.gpu.judging import DATA, text_of, verdicts
 
 EXPECTED = json.loads((DATA / "expected.json").read_text())["files"]
 XML = [n for n in EXPECTED if n.endswith(".xml") and "lost" not in n]
-TEXT = [n for n in EXPECTED if EXPECTED[n].get("format") == "nvidia-smi -q (text)"]
-SEVERAL = [n for n in EXPECTED if "several nvidia-smi calls" in EXPECTED[n].get("format", "")]
+TEXT = [n for n in EXPECTED if "/nvidia-smi-query." in n]
+SEVERAL = [n for n in EXPECTED if "sections" in EXPECTED[n]]  # answers to several calls of nvidia-smi
 
 # pattern, what to write in its place, check, verdicts that are right
 Fault = tuple[str, str, str, tuple[str, ...]]
