@@ -20,6 +20,7 @@ from opsctl.modules.fields import HostPath, Text, reveal
 from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.sglang.server import command, flags
+from opsctl.wire.command_line import CONFIG
 
 
 class ServerArgs(ModuleArgs):
@@ -132,7 +133,7 @@ def server(site: Site, drafter: str | None = None) -> Server:
     if launch is None or command.keeps_key_itself(launch):
         key = None
     if launch is not None and key is not None:
-        launch = [*launch, command.SETTINGS_FLAG, _settings_file(folder, port)]
+        launch = [*launch, CONFIG[0], _settings_file(folder, port)]
     return Server(
         name=container or f"sglang-{port}",
         port=port,

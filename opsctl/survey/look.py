@@ -130,21 +130,21 @@ def _running(found: Found, process: ServerProcess) -> Found:
 
 def _command(process: ServerProcess) -> Iterator[str]:
     """The server's command, its models and what else is plainly a path made absolute: opsctl works in other folders."""
-    models = dict.fromkeys(command_line.MODEL, process["model"]) | dict.fromkeys(
-        command_line.DRAFTER, process["drafter"]
-    )
-    flag = ""
-    for n, word in enumerate(process["argv"]):
-        if word.startswith("--"):
-            flag, inline, said = word.partition("=")
-            yield flag + inline + _said(process, said, models.get(flag) if inline else None)
+    models = {command_line.MODEL[0]: process["model"], command_line.DRAFTER[0]: process["drafter"]}
+    for n, said in enumerate(command_line.read(process["argv"])):
+        written = said.words[0]
+        if not said.name:
+            yield _placed(process, written) if n == 0 and "/" in written else _said(process, written)
+            continue
+        values = [models.get(said.name) or _said(process, value) for value in said.values]
+        if said.inline:
+            yield f"{written.partition('=')[0]}={values[0]}"
         else:
-            path = _placed(process, word) if n == 0 and "/" in word else models.get(flag)
-            yield _said(process, word, path)
+            yield from (written, *values)
 
 
-def _said(process: ServerProcess, word: str, path: str | None) -> str:
-    return path or (_placed(process, word) if word.startswith(("./", "../")) else word)
+def _said(process: ServerProcess, word: str) -> str:
+    return _placed(process, word) if word.startswith(("./", "../")) else word
 
 
 def _placed(process: ServerProcess, path: str) -> str:

@@ -65,3 +65,14 @@ def holds_secret(name: str, value: str) -> bool:
     """Whether a value that stands under this name is a secret: the one rule for configurations and for records."""
     key = name.encode()
     return bool(value) and _WHOLE.match(key) is not None and not harmless(key, value.encode("utf-8", "surrogateescape"))
+
+
+# Flags of SGLang's server, in any release: of all its flags also the only ones that `holds_secret` knows.
+FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+
+
+def flag_holds_secret(flag: str) -> bool:
+    """Whether a flag's value is a secret, also by the beginning of its name, which argparse takes for the whole."""
+    if flag in FLAGS:
+        return True
+    return len(flag) > len("--a") and flag != "--ssl-keyfile" and any(name.startswith(flag) for name in FLAGS)

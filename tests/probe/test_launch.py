@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Release
 from opsctl.sglang.server.launch import Launch, parse
+from opsctl.wire import command_line
 
 KIMI = (
     "/opt/venv/bin/python3 -u -m sglang.launch_server --model /srv/models/Kimi-K2.5 --tensor-parallel-size 8 "
@@ -71,3 +78,70 @@ def test_a_damaged_value_is_kept_apart() -> None:
 def test_a_file_of_settings_is_known_as_such() -> None:
     found = parse(["sglang", "serve", "--config", "/etc/sglang.yaml", "--tp", "2"])
     assert found == Launch(tp=2, config="/etc/sglang.yaml")
+
+
+def argparse_of(release: Release) -> argparse.ArgumentParser:
+    """A parser that takes the flags of a release as SGLang's does; those that have no name here take any values."""
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
+    # Other flags take values in ways of their own, which never reach into the next flag.
+    named = {name: flag for flag in command_line.FLAGS for name in flag.names}
+    for flag in dict.fromkeys(named[name] for name in sorted(release.flags & named.keys())):
+        names = [name for name in flag.names if name in release.flags]
+        how: dict[str, Any] = {"action": "store_true"} if flag.kind == "switch" else {}
+        parser.add_argument(*names, dest=flag.names[0], **how)
+    for name in sorted(release.flags - named.keys()):
+        parser.add_argument(name, nargs="*", dest=name)
+    return parser
+
+
+RELEASES = [releases.of(version) for version in (releases.known()[0], releases.known()[-1])]
+PARSERS = {release.version: argparse_of(release) for release in RELEASES}
+VALUE = st.one_of(
+    st.sampled_from(["/srv/models/k", "8", "-1", "-.5", "-1e5", "EAGLE3", "a=b", "-x", "- a b", "-", "", "--port"]),
+    st.text(st.characters(codec="utf-8"), max_size=6),
+)
+
+
+@st.composite
+def commands(draw: st.DrawFn) -> tuple[Release, list[str]]:
+    """A release, and words as somebody may type them for it: whole flags and beginnings, with values in any form."""
+    release = draw(st.sampled_from(RELEASES))
+    known = sorted(release.flags & {name for flag in command_line.FLAGS for name in flag.names})
+    words: list[str] = []
+    for _ in range(draw(st.integers(0, 6))):
+        flag = draw(st.sampled_from(known) | st.sampled_from(sorted(release.flags)))
+        flag = flag[: draw(st.integers(3, len(flag)) | st.just(len(flag)))]
+        values = draw(st.lists(VALUE, max_size=2))
+        words += [f"{flag}={values[0]}"] if values and draw(st.booleans()) else [flag, *values]
+    return release, words
+
+
+@settings(max_examples=400, deadline=None)
+@given(commands())
+def test_a_command_is_read_as_argparse_reads_it(command: tuple[Release, list[str]]) -> None:
+    release, words = command
+    assume("--" not in words)
+    try:
+        wanted, rest = PARSERS[release.version].parse_known_args(words)
+    except (argparse.ArgumentError, SystemExit):
+        assume(False)
+    assume(not rest)  # SGLang would not start with them
+    argv = ["python", "-m", "sglang.launch_server", *words]
+    read = command_line.read(argv)
+    assert [word for said in read for word in said.words] == argv
+    for flag in command_line.FLAGS:
+        told = vars(wanted).get(flag.names[0])
+        if flag.kind == "switch":
+            assert any(said.name == flag.names[0] for said in read) is bool(told)
+        else:
+            assert (command_line.value(argv, flag.names) or "") == (told or "")
+
+
+@pytest.mark.parametrize("secret", ["--api-key", "--api-k", "--admin-api", "--ssl-keyfile-pass", "--hf-token"])
+@pytest.mark.parametrize("form", ["{} -s3cret-value", "{}=s3cret-value", "{} s3cret-value", "{}=-s3cret-value --tp 8"])
+def test_a_key_is_masked_however_it_is_written(secret: str, form: str) -> None:
+    if secret == "--hf-token" and form.startswith("{} -"):
+        return  # a flag that nobody knows, and a value that argparse would not take for one
+    shown = command_line.masked(["sglang", "serve", *form.format(secret).split()])
+    assert "s3cret" not in " ".join(shown)
+    assert "***" in " ".join(shown)

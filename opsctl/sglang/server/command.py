@@ -12,12 +12,7 @@ from opsctl.inventory.model import SglangSettings
 from opsctl.wire import command_line
 
 SPECULATIVE = "--speculative-"
-# A key in a command line can be read by every user of the host. SGLang takes it from no environment variable in any
-# version to 0.5.23; from 0.5.3 on a file of settings can hold it (server_args_config_parser.py).
-KEY_FLAGS = ("--api-key", "--admin-api-key")
-SETTINGS_FLAG = "--config"
 ENTRY = "sglang.launch_server"
-ALGORITHM_FLAG = "--speculative-algorithm"
 # A setting of the host, and the flag that says it; used where `launch` is a mapping that does not say it itself.
 DEFAULTS = (("model_path", "model-path"), ("tp", "tp-size"), ("bind", "host"), ("port", "port"))
 SPELLINGS = {"model-path": ("model",), "tp-size": ("tp", "tensor-parallel-size")}
@@ -41,28 +36,27 @@ def words(settings: SglangSettings) -> list[str] | None:
 def with_drafter(argv: Sequence[str], drafter: str) -> list[str]:
     """The command with another draft model: its flag is replaced where it stands, else EAGLE-3 is added."""
     changed: list[str] = []
-    found = False
-    skip = False
-    for word in argv:
-        name = word.partition("=")[0]
-        if skip:
-            skip = False
-        elif name in command_line.DRAFTER:
-            if not found:
-                changed += [command_line.DRAFTER[0], drafter]
-            found, skip = True, "=" not in word
-        else:
-            changed.append(word)
-    if not found:
-        if not any(word.partition("=")[0] == ALGORITHM_FLAG for word in changed):
-            changed += [ALGORITHM_FLAG, "EAGLE3"]
-        changed += [command_line.DRAFTER[0], drafter]
-    return changed
+    found = algorithm = False
+    for said in command_line.read(argv):
+        if said.name != command_line.DRAFTER[0]:
+            changed += said.words
+            algorithm = algorithm or said.name == command_line.ALGORITHM[0]
+        elif not found:
+            changed += [command_line.DRAFTER[0], drafter]
+            found = True
+    if found:
+        return changed
+    eagle3 = [] if algorithm else [command_line.ALGORITHM[0], "EAGLE3"]
+    return [*changed, *eagle3, command_line.DRAFTER[0], drafter]
 
 
 def keeps_key_itself(argv: Sequence[str]) -> bool:
-    """Whether the command says where its API key is: in itself, or in a file of settings."""
-    return any(word.partition("=")[0] in (*KEY_FLAGS, SETTINGS_FLAG) for word in argv)
+    """Whether the command says where its API key is: in itself, or in a file of settings.
+
+    A key in a command line can be read by every user of the host. SGLang takes it from no environment variable in any
+    version to 0.5.23; from 0.5.3 on a file of settings can hold it (server_args_config_parser.py).
+    """
+    return any(said.name in (*command_line.API_KEYS, *command_line.CONFIG) for said in command_line.read(argv))
 
 
 def settings_text(api_key: str) -> str:
@@ -75,21 +69,12 @@ def as_flags(argv: Sequence[str]) -> dict[str, Any] | None:
     if list(argv[1:3]) != ["-m", ENTRY]:
         return None
     flags: dict[str, Any] = {}
-    values: list[Any] = []
-    name = None
-    for word in [*argv[3:], None]:
-        if word is not None and not word.startswith("--"):
-            if name is None:
-                return None
-            values.append(_typed(word))
-            continue
-        if name is not None:
-            if name in flags or "_" in name:
-                return None  # said twice, or spelled in a way that a mapping does not keep
-            flags[name] = True if not values else values[0] if len(values) == 1 else values
-        if word is not None:
-            name, inline, value = word[2:].partition("=")
-            values = [_typed(value)] if inline else []
+    for said in command_line.read(argv)[3:]:
+        name = said.words[0].partition("=")[0].removeprefix("--")
+        if not said.words[0].startswith("--") or name in flags or "_" in name:
+            return None  # no flag, said twice, or spelled in a way that a mapping does not keep
+        values = [_typed(value) for value in said.values]
+        flags[name] = True if not values else values[0] if len(values) == 1 else values
     return flags
 
 

@@ -71,9 +71,9 @@ def unknown(argv: Sequence[str], taken: Collection[str] | None = None) -> list[U
 
     As argparse does, a beginning is taken for the whole. A command of something else has none.
     """
-    words = command_line.arguments(argv) or ()
     known = history() if taken is None else taken
-    names = dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--") and len(word) > 2)
+    said = command_line.read(argv) if command_line.arguments(argv) is not None else ()
+    names = dict.fromkeys(one.words[0].partition("=")[0] for one in said if one.name.startswith("--"))
     return [
         Unknown(name, nearest(name, known), history().get(name))
         for name in names

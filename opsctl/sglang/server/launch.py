@@ -7,62 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from opsctl.wire import command_line
-from opsctl.wire.command_line import arguments
 
-
-class Kind(Enum):
-    TEXT = "text"
-    INT = "int"
-    FLOAT = "float"
-    SWITCH = "switch"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A launch flag. name: the field of `Launch`. aliases: other spellings."""
-
-    flag: str
-    name: str
-    kind: Kind = Kind.TEXT
-    aliases: tuple[str, ...] = ()
-
-
-_T, _I, _F, _S = Kind.TEXT, Kind.INT, Kind.FLOAT, Kind.SWITCH
-
-# server_args.py of 0.4.6 to 0.5.20 and arg_groups/fields/ of 0.5.23.
-FLAGS = (
-    Flag(command_line.MODEL[0], "model", aliases=command_line.MODEL[1:]),
-    Flag("--served-model-name", "served_name"),
-    Flag("--host", "host"),
-    Flag("--port", "port", _I),
-    Flag("--tp-size", "tp", _I, ("--tensor-parallel-size", "--tp")),
-    Flag("--context-length", "context_length", _I),
-    Flag("--mem-fraction-static", "mem_fraction", _F),
-    Flag("--quantization", "quantization"),
-    Flag("--attention-backend", "attention_backend"),
-    Flag("--trust-remote-code", "trust_remote_code", _S),
-    Flag("--enable-metrics", "metrics", _S),
-    Flag("--disable-cuda-graph", "no_cuda_graph", _S),
-    Flag("--speculative-algorithm", "algorithm"),
-    Flag(command_line.DRAFTER[0], "draft_model", aliases=command_line.DRAFTER[1:]),
-    Flag("--speculative-num-steps", "steps", _I),
-    Flag("--speculative-eagle-topk", "topk", _I),
-    Flag("--speculative-num-draft-tokens", "draft_tokens", _I),
-    Flag("--speculative-attention-mode", "attention_mode"),
-    Flag("--speculative-draft-attention-backend", "draft_attention_backend"),
-    Flag("--speculative-draft-model-quantization", "draft_quantization"),
-)
-_BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in (flag.flag, *flag.aliases)}
+# The fields of `Launch` that flags fill.
+_FIELDS = {
+    "--model-path": "model",
+    "--served-model-name": "served_name",
+    "--host": "host",
+    "--port": "port",
+    "--tp-size": "tp",
+    "--context-length": "context_length",
+    "--mem-fraction-static": "mem_fraction",
+    "--quantization": "quantization",
+    "--attention-backend": "attention_backend",
+    "--trust-remote-code": "trust_remote_code",
+    "--enable-metrics": "metrics",
+    "--disable-cuda-graph": "no_cuda_graph",
+    "--speculative-algorithm": "algorithm",
+    "--speculative-draft-model-path": "draft_model",
+    "--speculative-num-steps": "steps",
+    "--speculative-eagle-topk": "topk",
+    "--speculative-num-draft-tokens": "draft_tokens",
+    "--speculative-attention-mode": "attention_mode",
+    "--speculative-draft-attention-backend": "draft_attention_backend",
+    "--speculative-draft-model-quantization": "draft_quantization",
+    "--config": "config",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """The settings of a launch command; None and False where it does not say.
 
-    others: arguments that have no name here, in their order, secrets masked. has_api_key: whether one is given in argv.
+    others: arguments that have no name here, in their order, secrets masked. has_api_key: whether one stands in argv.
     config: file of --config, whose settings are not known here.
     """
 
@@ -94,53 +72,32 @@ class Launch:
 def parse(argv: Sequence[str]) -> Launch | None:
     """The settings in a process's command line; None when it is no SGLang server.
 
-    As in argparse the last of several wins, `--flag=value` is `--flag value`, and an unambiguous beginning of a flag
-    is the flag. A value of the wrong kind is kept among the others, since the server cannot have started with it.
+    A value of the wrong kind is kept among the others, since the server cannot have started with it.
     """
-    words = arguments(argv)
+    words = command_line.arguments(argv)
     if words is None:
         return None
     found: dict[str, object] = {}
     others: list[str] = []
-    has_key, n = False, 0
-    while n < len(words):
-        word, _, inline = words[n].partition("=")
-        flag = _flag(word)
-        has_value = bool(inline) or (n + 1 < len(words) and not words[n + 1].startswith("--"))
-        value = inline or (words[n + 1] if has_value else "")
-        width = 1 if inline or not has_value else 2
-        if word in command_line.SECRET:
-            has_key = has_key or word == "--api-key"
-            others += [word, "***"]
-        elif word == "--config":
-            found["config"] = value
-        elif flag is None:
-            others.append(words[n])
-            width = 1
-        elif flag.kind is Kind.SWITCH:
-            found[flag.name] = True
-            width = 1
-        elif (typed := _typed(flag.kind, value)) is not None:
-            found[flag.name] = typed
+    for said in command_line.read(argv)[len(argv) - len(words) :]:
+        field, value = _FIELDS.get(said.name), _typed(said)
+        if field is None or value is None:
+            others += command_line.masked(said.words)
         else:
-            others += words[n : n + width]
-        n += width
-    return Launch(**found, others=tuple(others), has_api_key=has_key)  # type: ignore[arg-type]
+            found[field] = value
+    keys = any(said.name in command_line.API_KEYS for said in command_line.read(argv))
+    return Launch(**found, others=tuple(others), has_api_key=keys)  # type: ignore[arg-type]
 
 
-def _flag(word: str) -> Flag | None:
-    if word in _BY_SPELLING:
-        return _BY_SPELLING[word]
-    if not word.startswith("--") or len(word) < 6:
-        return None
-    near = {flag.name: flag for spelling, flag in _BY_SPELLING.items() if spelling.startswith(word)}
-    return next(iter(near.values())) if len(near) == 1 else None
-
-
-def _typed(kind: Kind, value: str) -> object | None:
-    if kind is Kind.TEXT:
-        return value or None
+def _typed(said: command_line.Said) -> object | None:
+    """The value of a flag in the kind that it takes; None where it has none such."""
+    flag = command_line.flag_of(said.name)
+    kind = flag.kind if flag else "text"
     try:
-        return int(value) if kind is Kind.INT else float(value)
+        if kind == "switch":
+            return None if said.inline else True
+        if said.value is None or kind == "text":
+            return said.value
+        return int(said.value) if kind == "int" else float(said.value)
     except ValueError:
         return None
