@@ -79,11 +79,12 @@ def _of_this_machine(inventory: str | None, limit: int, *, everything: bool) -> 
 
 
 def _of_hosts(inventory: str | None, host: str, limit: int) -> tuple[list[dict[str, Any]], Exit]:
-    from opsctl.engine import journal
+    from opsctl.engine.past_runs import past_runs
+    from opsctl.wire.calls import core
 
     done = on_each(
         chosen(inventory, host),
-        lambda remote, _: journal.past_runs(remote.call(journal.list_runs(limit), timeout=60)),
+        lambda remote, _: past_runs(remote.call(core.history_list(limit), timeout=60)),
         past=False,
     )
     rows = [

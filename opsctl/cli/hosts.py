@@ -102,17 +102,17 @@ def on_each(
 
 
 def _left_behind() -> Call[Any]:
-    from opsctl.engine import journal
+    from opsctl.wire.calls import core
 
-    return journal.list_runs(10)
+    return core.history_list(10)
 
 
 def _tell_left_behind(remote: RemoteHost, asked: Pending) -> None:
     """Say what earlier runs have left on a host that somebody has to see to. What cannot be told spoils no command."""
-    from opsctl.engine import journal, resume
+    from opsctl.engine.past_runs import left_behind, past_runs
 
     with suppress(OpsctlError, LookupError, TypeError, ValueError):
-        for message, hint in resume.left_behind(journal.past_runs(asked.wait(60))):
+        for message, hint in left_behind(past_runs(asked.wait(60))):
             typer.echo(printable(f"{remote.name}: warning: {message}\n    → {hint}"), err=True)
 
 

@@ -15,8 +15,8 @@ from opsctl.sglang.patches import patching, patchset
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.engine import journal
-    from opsctl.engine.journal import PastRun
+    from opsctl.engine.past_runs import PastRun
+    from opsctl.engine.past_runs import Report as UndoReport
     from opsctl.inventory import InventoryHost
     from opsctl.patchfiles import Diff
     from opsctl.remote.host import RemoteHost
@@ -98,9 +98,10 @@ def _served(looked: Looked) -> bool | None:
 
 def runs_to_undo(remote: RemoteHost, tree: str | None) -> list[PastRun]:
     """The runs of `opsctl patch sglang` on this tree of a host that stand, the newest first."""
-    from opsctl.engine import journal
+    from opsctl.engine.past_runs import past_runs
+    from opsctl.wire.calls import core
 
-    runs = journal.past_runs(remote.call(journal.list_runs(100), timeout=60))
+    runs = past_runs(remote.call(core.history_list(100), timeout=60))
     ours = (run for run in runs if run.playbook == PLAYBOOK and (run.meta.get("vars") or {}).get("checkout") == tree)
     return [run for run in ours if run.outcome != "rolled-back" and run.steps > run.undone]
 
@@ -110,7 +111,7 @@ def undo_runs(hosts: Sequence[InventoryHost], tree: str | None, *, check: bool, 
     from opsctl.cli.rollback import tell_report
     from opsctl.engine.undo import looked_up, undo_all
 
-    def undo(remote: RemoteHost, host: InventoryHost) -> list[tuple[PastRun, journal.Report | None]]:
+    def undo(remote: RemoteHost, host: InventoryHost) -> list[tuple[PastRun, UndoReport | None]]:
         def told(text: str) -> None:
             typer.echo(printable(f"{host.name}: {text}"), err=True)
 

@@ -57,8 +57,11 @@ def consent(info: ServerInfo, name: str, *, yes: bool) -> None:
 def without_speculation(reached: Reached) -> Iterator[Server]:
     """The server without speculation; at the end the host puts the one from before back. Raises OpsctlError."""
     from opsctl import runname
-    from opsctl.engine import hostlock, journal
+    from opsctl.engine import hostlock
+    from opsctl.remote import steps
     from opsctl.sglang.server.api import Server
+    from opsctl.wire.calls import core
+    from opsctl.wire.calls.core import RunMeta, Supervised
 
     host, remote = reached.host, reached.remote
     assert host is not None
@@ -67,17 +70,19 @@ def without_speculation(reached: Reached) -> Iterator[Server]:
     doing = "probe --ab"
     with hostlock.held(host, [remote], run, doing):
         change = _change(host, remote)
-        meta = {**hostlock.holder(run, doing), "vars": {}}
-        remote.call(journal.begin(run, meta, resume=False), timeout=60)
-        started = remote.call(journal.supervise(run, 1, TASK, change, MEASURING), on_progress=_telling())
-        if started.result.get("state") == "reverted":
-            why = (started.result.get("error") or {}).get("message") or started.result.get("why")
+        meta: RunMeta = {**hostlock.holder(run, doing), "vars": {}}
+        remote.call(core.journal_begin(run, meta), timeout=60)
+        started: Supervised = remote.call(
+            steps.supervise(run, 1, TASK, change.calls, change.undo, change.settle, MEASURING), on_progress=_telling()
+        ).result
+        if started["state"] == "reverted":
+            why = started["error"]["message"] if started["error"] else started["why"]
             raise RemoteError(f"it does not serve without speculation, and was put back: {why}", where=host.name)
         try:
             with remote.http(host.sglang.port) as http:
                 yield Server(http, host.sglang.api_key)
         finally:
-            _put_back(remote, host.name, journal.revert(run))
+            _put_back(remote, host.name, core.supervise_revert(run))
 
 
 def baseline(
@@ -133,11 +138,11 @@ def _site(host: InventoryHost) -> Site:
 
 def _put_back(remote: RemoteHost, name: str, revert: Call[Any]) -> None:
     from opsctl.cli.rollback import tell_report
-    from opsctl.engine import journal
+    from opsctl.engine import past_runs
 
     typer.echo(f"{name}: putting the server back", err=True)
     try:
-        report = journal.report(remote.call(revert, timeout=READY + 300, on_progress=_telling()).result)
+        report = past_runs.report(remote.call(revert, timeout=READY + 300, on_progress=_telling()).result)
     except OpsctlError as error:
         error.hint = error.hint or "the host puts the server back by itself when its time is over; see opsctl history"
         raise

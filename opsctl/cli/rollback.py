@@ -16,7 +16,7 @@ from opsctl.runname import LAST, meant
 from opsctl.text import few, printable
 
 if TYPE_CHECKING:
-    from opsctl.engine.journal import PastRun, Report
+    from opsctl.engine.past_runs import PastRun, Report
     from opsctl.engine.undo import Undoing
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
@@ -178,9 +178,10 @@ def _told(past: PastRun) -> str:
 
 
 def _runs(remote: RemoteHost) -> list[PastRun]:
-    from opsctl.engine import journal
+    from opsctl.engine.past_runs import past_runs
+    from opsctl.wire.calls import core
 
-    return journal.past_runs(remote.call(journal.list_runs(100), timeout=60))
+    return past_runs(remote.call(core.history_list(100), timeout=60))
 
 
 def _left(one: Undoing) -> bool:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from opsctl.sglang.server.api import Server
     from opsctl.sglang.server.served import ServerInfo
     from opsctl.sglang.server.status import Status
-    from opsctl.wire.calls.server import Alive, Ready
+    from opsctl.wire.calls.process import Alive
+    from opsctl.wire.calls.server import Ready
     from opsctl.wire.protocol import Call, Reply
 
 MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here

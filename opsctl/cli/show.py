@@ -46,14 +46,15 @@ def show(
 
 
 def _from_host(run: str, inventory: str | None, host: str) -> int:
-    from opsctl.engine import journal
+    from opsctl.engine import past_runs
+    from opsctl.wire.calls import core
 
     one = the_host(inventory, host)
     with on_one(one) as remote:
-        known = [past.run for past in journal.past_runs(remote.call(journal.list_runs(100), timeout=60))]
+        known = [past.run for past in past_runs.past_runs(remote.call(core.history_list(100), timeout=60))]
         if run == LAST and not known:
             typer.echo("no run is known there")
             return Exit.DONE
-        told = remote.call(journal.show(meant(run, known, f"on {one.name}")), timeout=60).result
+        told = remote.call(core.history_show(meant(run, known, f"on {one.name}")), timeout=60).result
     typer.echo(printable(json.dumps(told, indent=2, ensure_ascii=False)))
     return Exit.DAMAGED if told.get("damage") else Exit.DONE

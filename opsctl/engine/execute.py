@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from opsctl import modules
 from opsctl.answers import understood
-from opsctl.engine import journal, templating
+from opsctl.engine import past_runs, templating
 from opsctl.engine.events import Status
 from opsctl.engine.model import count_of, duration_of
 from opsctl.engine.prepare import Item, converted, keyword
@@ -22,7 +22,10 @@ from opsctl.engine.waiting import Interrupted, pause
 from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
+from opsctl.remote import steps
 from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.wire.calls import core
+from opsctl.wire.calls.core import PutBack, StepReplies, Supervised
 from opsctl.wire.protocol import Reply
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
@@ -250,11 +253,12 @@ class Doing:
             if within is None:
                 raise
             reply = self._follow(timeout)
-        if reply.result.get("state") == "reverted":
-            raise Reverted.of(reply, self.session.name)
+        state: Supervised | StepReplies = reply.result
+        if state.get("state") == "reverted":
+            raise Reverted.of(cast(PutBack, state), self.session.name)
         if change.after:
             self.session.after.append((self.task.become, self.label, change.after))
-        return journal.replies(reply)
+        return steps.replies(reply)
 
     def _tell_unless_stopped(self, text: str, fraction: float | None) -> None:
         """Progress of what leaves nothing visible and goes on where it was cut: Ctrl-C need not wait for its end."""
@@ -265,7 +269,9 @@ class Doing:
         """Listen again to a supervised change after the connection was lost: it goes on without us."""
         while True:
             self._regain()
-            sent = self.session.watched().send([journal.follow(self.session.info.run)], on_progress=self._progress())
+            sent = self.session.watched().send(
+                [core.supervise_follow(self.session.info.run)], on_progress=self._progress()
+            )
             try:
                 return self.session.wait(sent[0], timeout, unless_stopped=True)
             except Unreachable:
@@ -311,14 +317,13 @@ def progress_of(data: Any, body: bytes) -> tuple[str, float | None]:
 class Reverted(OpsctlError):
     """The host has taken a supervised change back, and with it the whole run."""
 
-    report: journal.Report
+    report: past_runs.Report
 
     @classmethod
-    def of(cls, reply: Reply[Any], host: str) -> Reverted:
-        told = reply.result
-        reason = (told.get("error") or {}).get("message") or told.get("why") or "it was not confirmed in time"
+    def of(cls, told: PutBack, host: str) -> Reverted:
+        reason = told["error"]["message"] if told["error"] else told["why"]
         error = cls(f"the host has put everything back: {reason}", where=host)
-        error.report = journal.report(told.get("report") or {})
+        error.report = past_runs.report(told["report"])
         return error
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from opsctl.answers import understood
-from opsctl.engine import journal, resume
+from opsctl.engine import past_runs
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted, Problem
 from opsctl.engine.execute import Reverted
@@ -27,6 +27,7 @@ from opsctl.engine.waiting import Interrupted
 from opsctl.errors import Conflict, Damaged, Exit, GateFailed, Locked, OpsctlError, Place, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
+from opsctl.wire.calls import core
 
 # When hosts end differently, the run's exit code is that of the first of these that occurred.
 _SEVERITY = (
@@ -140,7 +141,7 @@ class Fleet:
 
     def _confirm(self, session: Session) -> None:
         def confirm() -> None:
-            session.wait(session.watched().send([journal.confirm(session.info.run)])[0], 60)
+            session.wait(session.watched().send([core.supervise_confirm(session.info.run)])[0], 60)
 
         self._surely(session, confirm)
         session.supervised = False
@@ -227,7 +228,7 @@ class Fleet:
         message, hint = (str(error), error.hint) if error else ("", None)
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:
             run = self.info.run
-            again = resume.command(str(self.info.meta.get("found_by")), run)
+            again = past_runs.command(str(self.info.meta.get("found_by")), run)
             if session.supervised:
                 hint = ("the host takes everything back by itself when the time to confirm it is over; before that: "
                         f"{again}, or at once: opsctl rollback {run}")  # fmt: skip

@@ -12,19 +12,21 @@ import getpass
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import cast
 
 from opsctl.errors import Unreachable
 from opsctl.inventory import InventoryHost
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.calls import core
+from opsctl.wire.calls.core import Holder, RunMeta, ServerOf, Taken
 from opsctl.wire.protocol import Call
 
 NAME = "host"
 
 
-def holder(run: str, playbook: str) -> dict[str, Any]:
+def holder(run: str, playbook: str) -> RunMeta:
     """Who we are, for locks and journals."""
     user, node = getpass.getuser(), socket.gethostname()
     since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -32,24 +34,23 @@ def holder(run: str, playbook: str) -> dict[str, Any]:
     return {"run": run, "who": f"{user}@{node}", "from": source, "playbook": playbook, "since": since}
 
 
-def take(
-    whose: Mapping[str, Any], token: str, wait: float, name: str = NAME, host: InventoryHost | None = None
-) -> Call[Any]:
+def take(whose: Holder, token: str, wait: float, name: str = NAME, host: InventoryHost | None = None) -> Call[Taken]:
     """Take the lock of a user; for root also of those who have the server of `host`.
 
     Two agents with the same `token` hold it together: one user may have two names.
     """
-    holder = {key: whose[key] for key in ("who", "from", "run", "playbook", "since") if key in whose}
-    server = None
+    kept = ("who", "from", "run", "playbook", "since")
+    holder = cast(Holder, {key: value for key, value in whose.items() if key in kept})
+    server: ServerOf | None = None
     if host is not None:
         settings = host.sglang
         server = {"port": settings.port, "unit": settings.unit if settings.unit_scope == "system" else None}
-    return Call("lock.take", {"name": name, "holder": holder, "token": token, "wait": wait, "server": server})
+    return core.lock_take(holder, name, wait, token, server)
 
 
-def release(name: str = NAME) -> Call[Any]:
+def release(name: str = NAME) -> Call[bool]:
     """Let go of a lock. An agent that ends does so too, but maybe not before the next command comes."""
-    return Call("lock.release", {"name": name})
+    return core.lock_release(name)
 
 
 @contextlib.contextmanager

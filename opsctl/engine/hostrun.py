@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opsctl import modules
-from opsctl.engine import gates, resume, templating
+from opsctl.engine import gates, past_runs, templating
 from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted
 from opsctl.engine.execute import Doing, TaskUnmet, not_run
@@ -25,7 +25,7 @@ from opsctl.remote.agent_client import Pending
 from opsctl.secret import masked
 from opsctl.text import few, one_line
 from opsctl.wire import masking
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls import core
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class HostRun:
         ready = self._ahead.prepare(self.it.order[0]) if self.it.order else []  # while the host is being connected to
         first = self.session.open(lock)
         # What depends on facts is observed once they are there.
-        facts = self.session.remote().send([Call("facts.gather")]) if wanted else None
+        facts = self.session.remote().send([core.facts_gather()]) if wanted else None
         self._ahead.send(ready, after=first[:1] if lock else ())
         if self.session.opened(first, lock):
             self._tell_of_past()
@@ -298,7 +298,7 @@ class HostRun:
     def _tell_of_past(self) -> None:
         """Say what earlier runs have left unfinished, and take over the handlers that the last such run still owed."""
         past = [p for p in self.session.past or () if p.run != self.session.info.run]
-        for message, hint in resume.left_behind(past, self.session.info.meta):
+        for message, hint in past_runs.left_behind(past, self.session.info.meta):
             self._note("warning", message, hint)
         last = next((p for p in past if p.playbook == self.session.info.meta.get("playbook")), None)
         if last is None or self.session.resumed:

@@ -11,7 +11,7 @@ from typing import Any
 
 from opsctl import __version__, runname
 from opsctl.answers import understood
-from opsctl.engine import find, journal, params, preflight, select, templating, usage
+from opsctl.engine import find, params, past_runs, preflight, select, templating, usage
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
 from opsctl.engine.execute import Reverted
@@ -34,6 +34,8 @@ from opsctl.secret import masked
 from opsctl.secret_sources import know
 from opsctl.text import few
 from opsctl.wire import masking
+from opsctl.wire.calls import core
+from opsctl.wire.calls.core import RunMeta
 from opsctl.yaml_source import Source
 
 _OUTCOMES = {
@@ -270,13 +272,13 @@ def _begun_for(plan: Plan, options: Options, connections: Connections) -> Collec
     for name, connecting in asked:
         try:
             with understood(name):
-                runs = journal.past_runs(connecting.result().remote.call(journal.list_runs(100), timeout=60))
+                runs = past_runs.past_runs(connecting.result().remote.call(core.history_list(100), timeout=60))
         except OpsctlError as error:
             error.where = error.where or name
             silent.append(error)
             continue
         known |= {past.run for past in runs}
-        hosts |= {str(host) for past in runs if past.run == plan.run for host in (name, *past.meta.get("hosts", ()))}
+        hosts |= {host for past in runs if past.run == plan.run for host in (name, *past.meta.get("hosts", ()))}
     if not hosts and silent:
         raise silent[0]
     if not hosts:
@@ -291,7 +293,7 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
     """
     run = plan.run
     try:
-        told = session.remote().call(journal.show(run, checkpoint=True), timeout=60).result
+        told = session.remote().call(core.history_show(run, checkpoint=True), timeout=60).result
         found = [(one.user, one.past) for one in reversed(looked_up(session.remote(), run))]
     except RemoteError as error:
         if error.kind != "not-found":
@@ -300,7 +302,7 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
             return -1  # the run had not come to this host yet
         raise UsageError(f"run {run} was not made for this host", where=session.name,
                          hint=f"leave it out: --limit {','.join(sorted(begun_for))}") from None  # fmt: skip
-    past = journal.past_run(told)
+    past = past_runs.past_run(told)
     if past.state in ("damaged", "unreadable"):
         raise Damaged(f"run {run} cannot be gone on with: {past.ended_as}", where=session.name,
                       hint=f"opsctl rollback {run} undoes what the journal still has")  # fmt: skip
@@ -318,19 +320,18 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
     if not session.resumed:
         session.go_on(stage.play.lock, found)
     if session.supervised:
-        reply = session.wait(session.watched().send([journal.follow(run)])[0], None)
+        reply = session.wait(session.watched().send([core.supervise_follow(run)])[0], None)
         if reply.result["state"] == "reverted":
-            raise Reverted.of(reply, session.name)
-    session.registered.update(kept.get("registered") or {})
-    session.measures.update(kept.get("measures") or {})
-    session.notified[:] = list(kept.get("notified") or ())
-    session.left = set(kept.get("left") or ()) if stage.index == int(kept.get("play", 0)) else set()
-    steps: list[dict[str, Any]] = told.get("log") or []
-    session.seq = max([session.seq, *(int(step.get("seq", 0)) for step in steps)])
-    play = int(kept.get("play", 0))
+            raise Reverted.of(reply.result, session.name)
+    play = kept.get("play", 0)
+    session.registered.update(kept.get("registered", {}))
+    session.measures.update(kept.get("measures", {}))
+    session.notified[:] = kept.get("notified", [])
+    session.left = set(kept.get("left", ())) if stage.index == play else set()
+    session.seq = max([session.seq, *(step["seq"] for step in told["log"])])
     if not kept or stage.index > play:
         return -1
-    return int(kept.get("done", -1)) if stage.index == play else _ALL_DONE
+    return kept.get("done", -1) if stage.index == play else _ALL_DONE
 
 
 def _confirm(plan: Plan, options: Options, ask: Ask) -> None:
@@ -351,10 +352,16 @@ class Declined(OpsctlError):
     exit_code = Exit.INTERRUPTED
 
 
-def _meta(plan: Plan, options: Options) -> dict[str, Any]:
+def _meta(plan: Plan, options: Options) -> RunMeta:
     variables: dict[str, Any] = {}
     for stage in plan.stages:
         variables |= stage.given.values
-    known = {"digest": plan.playbook.digest, "vars": masking.data(masked(variables)), "version": __version__,
-             "hosts": [host.name for host in plan.hosts], "inventory": plan.inventory}  # fmt: skip
-    return {**holder(plan.run, plan.playbook.name), "found_by": find.word_for(plan.playbook.path), **known}
+    return {
+        **holder(plan.run, plan.playbook.name),
+        "found_by": find.word_for(plan.playbook.path),
+        "digest": plan.playbook.digest,
+        "vars": masking.data(masked(variables)),
+        "version": __version__,
+        "hosts": [host.name for host in plan.hosts],
+        "inventory": plan.inventory,
+    }

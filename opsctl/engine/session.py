@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from opsctl.engine import hostlock, journal
+from opsctl.engine import hostlock, past_runs
 from opsctl.engine.connections import Connected
 from opsctl.engine.waiting import pause
 from opsctl.errors import AuthFailed, HostKeyError, Locked, OpsctlError, RemoteError, Unreachable
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
+from opsctl.remote import steps
 from opsctl.remote.agent_client import OnProgress, Pending
 from opsctl.remote.host import RemoteHost, connect
+from opsctl.wire.calls import core
+from opsctl.wire.calls.core import Checkpoint, RunMeta, Taken
 from opsctl.wire.protocol import Call, Reply
 
-PastOfUser = tuple[str | None, journal.PastRun]
+PastOfUser = tuple[str | None, past_runs.PastRun]
 
 LOST_AGENT = 60.0  # seconds until an agent whose connection is gone has certainly noticed
 REGAIN_AFTER = (0.5, 2.0, 5.0, 10.0, 20.0, 30.0)  # seconds before each attempt to find a lost host again
@@ -32,7 +35,7 @@ class RunInfo:
     """What is the same on all hosts of a run. `meta` goes into the journals, secrets masked; `become`: as tasks say."""
 
     run: str
-    meta: Mapping[str, Any]
+    meta: RunMeta
     check: bool
     cancelled: Callable[[], bool]
     lock_wait: float
@@ -65,7 +68,7 @@ class Session:
     began: dict[str | None, Pending] = field(default_factory=dict)
     notified: list[str] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
-    past: list[journal.PastRun] | None = None  # what its journal tells of earlier runs, once asked
+    past: list[past_runs.PastRun] | None = None  # what its journal tells of earlier runs, once asked
     counts: dict[str, int] = field(default_factory=dict)
     lock: str | None = None  # the lock that is held
     token: str = field(default_factory=partial(secrets.token_hex, 8))
@@ -118,7 +121,7 @@ class Session:
         if lock and not self.lock:
             first += remote.send([self._take(lock, self.info.lock_wait)])
         if not self.info.check and self.past is None:
-            first += remote.send([journal.list_runs(checkpoints=True)])
+            first += remote.send([core.history_list(10, checkpoints=True)])
         return first
 
     def opened(self, first: list[Pending], lock: str | None) -> bool:
@@ -132,13 +135,13 @@ class Session:
                 self._explain(error, first)
                 raise
         if first:
-            self.past = journal.past_runs(self.wait(first[0], 60))
+            self.past = past_runs.past_runs(self.wait(first[0], 60))
             return True
         return False
 
     def _explain(self, error: Locked, first: list[Pending]) -> None:
         """Say what can be done where nobody is there any more to let go of the lock."""
-        runs = journal.past_runs(self.wait(first[0], 60)) if first else ()
+        runs = past_runs.past_runs(self.wait(first[0], 60)) if first else ()
         holder = next((past for past in runs if past.run == error.holder.get("run")), None)
         if holder and holder.state == "supervised" and not holder.attended:
             error.message += "; that run waits to be confirmed, and its operator is gone"
@@ -150,7 +153,7 @@ class Session:
             agent = self.remote().as_user(user)
             self.wait(agent.send([self._take(lock, wait)])[0], wait + 60)
 
-    def _take(self, lock: str, wait: float) -> Call[Any]:
+    def _take(self, lock: str, wait: float) -> Call[Taken]:
         return hostlock.take(self.info.meta, self.token, wait, lock, self.host)
 
     def reconnect(self) -> None:
@@ -174,7 +177,7 @@ class Session:
             self._lock_others(self.lock, LOST_AGENT)
         for user in self.journals():
             try:
-                self.wait(remote.as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0], 60)
+                self.wait(remote.as_user(user).send([core.journal_begin(self.info.run, {}, resume=True)])[0], 60)
             except RemoteError as error:
                 if error.kind != "invalid":  # it was rolled back before the connection was lost
                     raise
@@ -182,7 +185,7 @@ class Session:
     def answers(self) -> bool:
         """Whether the host is there: what seemed lost may have been a server on it."""
         try:
-            self.wait(self.remote().send([Call("lock.show")])[0], 10)
+            self.wait(self.remote().send([core.lock_show()])[0], 10)
         except Unreachable:
             return False
         except RemoteError as error:
@@ -211,7 +214,7 @@ class Session:
         if self.info.check:
             return
         for user, past in found:
-            begun = self.remote().as_user(user).send([journal.begin(self.info.run, {}, resume=True)])[0]
+            begun = self.remote().as_user(user).send([core.journal_begin(self.info.run, {}, resume=True)])[0]
             self.wait(begun, 60)
             self.began[user] = begun
             if past.state == "supervised":
@@ -247,15 +250,16 @@ class Session:
         confirm_within: float | None,
         on_progress: OnProgress,
     ) -> Pending:
-        """Send a change, journaled, without waiting for its end. Its answer is for `journal.replies`."""
+        """Send a change, journaled, without waiting for its end. Its answer is for `steps.replies`."""
         remote = self.user(become)
         first = self._begin(become)
         self.seq += 1
+        how = (self.info.run, self.seq, task, change.calls, change.undo, change.settle)
         if confirm_within is None:
-            call = journal.apply(self.info.run, self.seq, task, change)
+            call = steps.apply(*how, change.shown)
             return remote.send([call], after=first, on_progress=on_progress)[0]
-        call = journal.supervise(self.info.run, self.seq, task, change, confirm_within)
-        sent = remote.send([call], after=first, on_progress=on_progress)[0]
+        supervised = steps.supervise(*how, confirm_within, change.shown)
+        sent = remote.send([supervised], after=first, on_progress=on_progress)[0]
         self.supervised, self.supervisor = True, self._name_of(become)
         return sent
 
@@ -264,11 +268,11 @@ class Session:
 
         It always stands in that of the user as whom we came, which says in whose journals it may stand besides.
         """
-        meta = {**self.info.meta, "host": self.name, "users": self.users}
+        meta: RunMeta = {**self.info.meta, "host": self.name, "users": self.users}
         sent: list[Pending] = []
         for user in (self._name_of(None), self._name_of(become)):
             if user not in self.began:
-                sent = self.remote().as_user(user).send([journal.begin(self.info.run, meta, resume=self.resumed)])
+                sent = self.remote().as_user(user).send([core.journal_begin(self.info.run, meta, resume=self.resumed)])
                 self.began[user] = sent[0]
         return sent
 
@@ -276,12 +280,12 @@ class Session:
         """Users in whose journals the run stands, the last one first."""
         return [u for u, begun in reversed(self.began.items()) if not isinstance(begun.outcome, OpsctlError)]
 
-    def save(self, data: Mapping[str, Any]) -> None:
+    def save(self, data: Checkpoint) -> None:
         """Write a checkpoint, without waiting for it. A lost connection is for those to notice who need an answer."""
         if self.began:
             with contextlib.suppress(Unreachable):
                 # Calls run side by side: an earlier checkpoint must not overtake this one.
-                self.saving = self.remote().send([journal.checkpoint(self.info.run, data)], after=self.saving)
+                self.saving = self.remote().send([core.journal_checkpoint(self.info.run, data)], after=self.saving)
 
     def finish(self, outcome: str, why: str | None) -> None:
         """Note in the journals how the run ended, and let go of the lock. Raises RemoteError, Unreachable.
@@ -290,7 +294,7 @@ class Session:
         """
         remote = self.remote()
         users = self.journals()
-        sent = [remote.as_user(user).send([journal.finish(self.info.run, outcome, why)])[0] for user in users]
+        sent = [remote.as_user(user).send([core.journal_finish(self.info.run, outcome, why)])[0] for user in users]
         for user in (self._name_of(None), *self.users) if self.lock else ():
             sent += remote.as_user(user).send([hostlock.release(str(self.lock))])
         for pending in sent:

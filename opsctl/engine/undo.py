@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opsctl.engine import hostlock, journal
+from opsctl.engine import hostlock, past_runs
 from opsctl.engine.events import Event, Note, UndoStep
 from opsctl.engine.session import Session
 from opsctl.errors import Locked, RemoteError
 from opsctl.inventory import InventoryHost
 from opsctl.remote.host import RemoteHost
+from opsctl.wire.calls import core
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,13 @@ class Undoing:
 
     user: str | None
     agent: RemoteHost
-    past: journal.PastRun
-    steps: tuple[journal.PastStep, ...]
+    past: past_runs.PastRun
+    steps: tuple[past_runs.PastStep, ...]
     lacks: tuple[str, ...]
-    foretold: tuple[journal.Foretold, ...]
+    foretold: tuple[past_runs.Foretold, ...]
 
     @property
-    def left(self) -> list[journal.PastStep]:
+    def left(self) -> list[past_runs.PastStep]:
         """The steps that are not undone yet, in the order in which they are undone."""
         return [step for step in reversed(self.steps) if not step.undone]
 
@@ -65,15 +66,15 @@ def looked_up(remote: RemoteHost, run: str, *, diff: bool = False) -> list[Undoi
 def _in_journal(remote: RemoteHost, user: str | None, run: str, *, diff: bool) -> Undoing | None:
     try:
         agent = remote.as_user(user)
-        told = agent.call(journal.show(run), timeout=60).result
+        told = agent.call(core.history_show(run), timeout=60).result
     except RemoteError as error:
         if error.kind != "not-found":
             raise
         return None
-    lacks = agent.call(journal.lacking(run), timeout=60).result if told["outcome"] != "rolled-back" else ()
+    lacks = agent.call(core.journal_lacking(run), timeout=60).result if told["outcome"] != "rolled-back" else ()
     words = tuple(f"{one['task']}: {'; '.join(one['why'])}" for one in lacks)
-    foretold = journal.foretold(agent.call(journal.foreseen(run), timeout=60)) if diff else ()
-    return Undoing(user, agent, journal.past_run(told), journal.past_steps(told), words, tuple(foretold))
+    foretold = past_runs.foretold(agent.call(core.journal_foreseen(run), timeout=60)) if diff else ()
+    return Undoing(user, agent, past_runs.past_run(told), past_runs.past_steps(told), words, tuple(foretold))
 
 
 def refuse_if_worked_on(host: str, found: Sequence[Undoing], *, force: bool) -> None:
@@ -95,28 +96,28 @@ def refuse_if_worked_on(host: str, found: Sequence[Undoing], *, force: bool) -> 
                      hint="wait for its end; when its connection ends, it can be rolled back")  # fmt: skip
 
 
-def undo_all(host: InventoryHost, found: Sequence[Undoing], on_progress: Callable[[str], None]) -> journal.Report:
+def undo_all(host: InventoryHost, found: Sequence[Undoing], on_progress: Callable[[str], None]) -> past_runs.Report:
     """Take back a run in all the journals of a host in which it stands, under the locks of those users.
 
     Raises Locked, RemoteError, Unreachable.
     """
 
     def progress(data: Any, body: bytes) -> None:
-        if waits := journal.waits(data):
+        if waits := past_runs.waits(data):
             on_progress(waits)
 
     reports = []
     # A supervisor holds all the locks for as long as it works.
     supervised = [one for one in found if one.past.state == "supervised"]
     for one in supervised:
-        told: Any = one.agent.call(journal.revert(one.past.run), on_progress=progress).result
-        reports.append(journal.report(told))
+        told = one.agent.call(core.supervise_revert(one.past.run), on_progress=progress).result
+        reports.append(past_runs.report(told))
     rest = [one for one in found if one not in supervised]
     with hostlock.held(host, [one.agent for one in rest], found[0].past.run, "rollback"):
         for one in rest:
-            told = one.agent.call(journal.rollback(one.past.run, "asked for"), on_progress=progress).result
-            reports.append(journal.report(told))
-    return journal.Report(
+            told = one.agent.call(core.journal_rollback(one.past.run, "asked for"), on_progress=progress).result
+            reports.append(past_runs.report(told))
+    return past_runs.Report(
         tuple(step for report in reports for step in report.steps),
         all(report.whole for report in reports),
         tuple(sentence for report in reports for sentence in report.damage),
@@ -131,27 +132,27 @@ def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], fl
     """
 
     def on_progress(data: Any, body: bytes) -> None:
-        if waits := journal.waits(data):
+        if waits := past_runs.waits(data):
             emit(Note(at=clock(), host=session.name, level="warning", message=waits))
 
     whole, refused = True, None
     remote = session.remote()
     for user in session.journals():
         watched = session.supervised and user == session.supervisor
-        call = journal.revert(session.info.run) if watched else journal.rollback(session.info.run, why)
+        call = core.supervise_revert(session.info.run) if watched else core.journal_rollback(session.info.run, why)
         try:
             told = session.wait(remote.as_user(user).send([call], on_progress=on_progress)[0], None).result
         except RemoteError as error:
             refused = refused or error
             continue
-        whole = tell_undone(session.name, journal.report(told), emit, clock) and whole
+        whole = tell_undone(session.name, past_runs.report(told), emit, clock) and whole
     session.supervised = False
     if refused:
         raise refused
     return whole
 
 
-def tell_undone(host: str, report: journal.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> bool:
+def tell_undone(host: str, report: past_runs.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> bool:
     """Tell each step of a rollback. Whether every undo succeeded; what cannot be undone by nature is told as such."""
     for step in report.steps:
         emit(UndoStep(at=clock(), host=host, task=step.task, outcome=step.status, message=step.message))

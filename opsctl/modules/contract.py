@@ -91,6 +91,11 @@ class Change:
     values: Mapping[str, Any] = field(default_factory=dict)
     makes: frozenset[str] = frozenset()
 
+    @property
+    def shown(self) -> list[str]:
+        """The files of which an undo may show what it would make of them."""
+        return [diff.path for diff in self.diffs if not diff.secret]
+
 
 Progress = Callable[[str, float | None], None]
 """Tell how far something has come: a line of text, and a fraction from 0 to 1 where it is known."""

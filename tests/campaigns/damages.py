@@ -24,7 +24,7 @@ from typing import Any
 
 from opsctl.agent.core import history, journal, runlog
 from opsctl.agent.files import changes
-from opsctl.remote import journal as wire
+from opsctl.remote import steps as wire
 from opsctl.wire.protocol import AgentError, Call, Context
 from tests.campaigns.campaign import Case
 from tests.remote.steps import RUN, writing

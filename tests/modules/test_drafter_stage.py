@@ -18,7 +18,7 @@ from opsctl import modules
 from opsctl.drafter.staging import read_source
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, UsageError
 from opsctl.modules.contract import Change, Module
-from opsctl.remote import journal
+from opsctl.remote import steps as journal
 from opsctl.remote.host import RemoteHost
 from opsctl.text import size
 from opsctl.wire.chunking import BLOCK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opsctl.remote import journal
+from opsctl.remote import steps as journal
 from opsctl.wire.protocol import Call
 
 RUN = "20260101-test"

@@ -20,7 +20,7 @@ from opsctl.agent.core import journal as agent_journal
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.core.statedir import state_dir
 from opsctl.errors import Locked, RemoteError
-from opsctl.remote import journal
+from opsctl.remote import steps as journal
 from opsctl.remote.host import RemoteHost
 from opsctl.wire.protocol import AgentError, Call, Context
 from tests.campaigns.damages import child

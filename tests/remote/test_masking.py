@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.errors import RemoteError
-from opsctl.remote import journal
+from opsctl.remote import steps as journal
 from opsctl.remote.host import RemoteHost
 from opsctl.wire.protocol import Call
 from tests.remote.steps import RUN, begin, tree

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from opsctl.agent.core import lock
-from opsctl.engine import hostlock, journal
+from opsctl.engine import hostlock, past_runs
 from opsctl.engine.connections import Connections
 from opsctl.engine.options import Options
 from opsctl.engine.run import execute, plan
@@ -25,6 +25,7 @@ from opsctl.errors import AuthFailed, Exit, Locked
 from opsctl.inventory import load
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.secret import Secret
+from opsctl.wire.calls import core
 from opsctl.wire.protocol import AgentError, Call, Context
 from tests.sshd import SSHD, Sshd, free_port
 
@@ -144,7 +145,7 @@ def test_a_run_is_undone_in_the_journals_of_all_users_that_its_tasks_became(
             f"  - {{copy: {{dest: {folder}/late, content: x}}, become: true, supervise: {{confirm_within: 60s}}}}\n"
         )
         assert (done, sorted(os.listdir(folder))) == (Exit.DONE, ["late", "own", "roots"])
-        run = journal.past_runs(host.call(journal.list_runs(1)))[0].run
+        run = past_runs.past_runs(host.call(core.history_list(1)))[0].run
         [box] = load(str(tmp_path / "inventory.yaml")).select()
         report = undo_all(box, looked_up(host, run), print)
         assert (report.whole, len(report.steps), os.listdir(folder)) == (True, 3, [])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opsctl.errors import Conflict, Locked, RemoteError
-from opsctl.remote import journal
+from opsctl.remote import steps as journal
 from opsctl.remote.host import RemoteHost
 from opsctl.wire.protocol import Call
 from tests.conftest import MakeHost

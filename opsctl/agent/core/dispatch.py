@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib
-from typing import Any, Callable, Dict, List
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, cast
 
 from opsctl.wire.areas import module_of
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Fault
 
 KINDS = {
     errno.ENOENT: "not-found",
@@ -65,22 +68,23 @@ def as_reply(result: Any) -> Reply[Any]:
     return result if isinstance(result, Reply) else Reply(result)
 
 
-def describe(error: BaseException) -> Dict[str, Any]:
+def describe(error: BaseException) -> Fault:
     """An exception as the `error` of a frame."""
     if isinstance(error, AgentError):
-        return dict(error.fields, kind=error.kind, message=error.message)
+        return cast("Fault", dict(error.fields, kind=error.kind, message=error.message))
     if isinstance(error, OSError) and error.errno is not None:
         told: Dict[str, Any] = {"kind": KINDS.get(error.errno, "failed"), "errno": error.errno}
         path = _text(error.filename) if error.filename is not None else None
         told["message"] = "%s: %s" % (path, error.strerror) if path else str(error.strerror)
         if path:
             told["path"] = path
-        return told
+        return cast("Fault", told)
     # Anything else is a fault in the agent itself: say where, so that it can be reported.
     import traceback  # it takes long to load, and is needed for nothing else
 
     trace = traceback.format_exception(type(error), error, error.__traceback__)
-    return {"kind": "failed", "message": "%s: %s" % (type(error).__name__, error), "trace": "".join(trace[-8:])}
+    said = "%s: %s" % (type(error).__name__, error)
+    return cast("Fault", {"kind": "failed", "message": said, "trace": "".join(trace[-8:])})
 
 
 def _text(path: Any) -> str:

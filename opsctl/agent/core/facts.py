@@ -12,22 +12,39 @@ import re
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, cast
 
 from opsctl.agent.gpu import smi
 from opsctl.agent.process.pids import boot_id
 from opsctl.wire.protocol import Context
 
-Facts = Dict[str, Any]
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import (
+        CpuFacts,
+        CudaFacts,
+        Disk,
+        Facts,
+        Gpu,
+        GpuDevice,
+        GpuFacts,
+        HostFacts,
+        KernelFacts,
+        MemoryFacts,
+        NumaNode,
+        OsFacts,
+        PythonFacts,
+        UserFacts,
+    )
+
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "vfat", "bcachefs", "jfs"}
 NVIDIA = "0x10de"
 SMI_LIMIT = 2.9  # seconds; with the grace that a hung one is given, less than a part has
 
 
 def gather(call: Context, parts: Optional[List[str]] = None, limit: float = 5.0) -> Facts:
-    """The parts asked for (all), and why others are missing: {"os": {...}, ..., "missing": {"gpus": "reason"}}."""
+    """The parts asked for (all), and why others are missing."""
     wanted = [name for name in PARTS if parts is None or name in parts]
-    found: Facts = {}
+    found: Dict[str, Any] = {}
     missing: Dict[str, str] = {}
 
     def work(name: str) -> None:
@@ -44,10 +61,10 @@ def gather(call: Context, parts: Optional[List[str]] = None, limit: float = 5.0)
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             missing[name] = "no answer in %g s" % limit
-    return dict({name: found[name] for name in wanted if name in found}, missing=missing)
+    return cast("Facts", dict({name: found[name] for name in wanted if name in found}, missing=missing))
 
 
-def _os() -> Facts:
+def _os() -> OsFacts:
     release = _pairs(_read("/etc/os-release"), "=")
     return {
         "id": release.get("ID", "").strip('"'),
@@ -56,7 +73,7 @@ def _os() -> Facts:
     }
 
 
-def _kernel() -> Facts:
+def _kernel() -> KernelFacts:
     return {
         "release": platform.release(),
         "machine": platform.machine(),
@@ -64,7 +81,7 @@ def _kernel() -> Facts:
     }
 
 
-def _cpu() -> Facts:
+def _cpu() -> CpuFacts:
     info = _read("/proc/cpuinfo")
     models = re.findall(r"^model name\s*:\s*(.*)$", info, re.M)
     sockets = set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.M))
@@ -72,15 +89,15 @@ def _cpu() -> Facts:
     return {"model": models[0] if models else platform.processor(), "count": usable, "sockets": len(sockets) or 1}
 
 
-def _memory() -> Facts:
+def _memory() -> MemoryFacts:
     info = _pairs(_read("/proc/meminfo"), ":")
     kib = {key: int(value.split()[0]) for key, value in info.items() if value.split()}
     names = {"total": "MemTotal", "available": "MemAvailable", "swap_total": "SwapTotal", "swap_free": "SwapFree"}
-    return {name: kib.get(key, 0) << 10 for name, key in names.items()}
+    return cast("MemoryFacts", {name: kib.get(key, 0) << 10 for name, key in names.items()})
 
 
-def _disks() -> List[Facts]:
-    seen: Dict[str, Facts] = {}
+def _disks() -> List[Disk]:
+    seen: Dict[str, Disk] = {}
     for line in _read("/proc/self/mounts").splitlines():
         device, path, kind = (_unescaped(word) for word in line.split()[:3])
         if path.startswith(("/proc", "/sys", "/dev", "/run/")) and path != "/dev/shm":
@@ -90,58 +107,59 @@ def _disks() -> List[Facts]:
     for path, disk in seen.items():
         if disk["type"] in LOCAL:
             info = os.statvfs(path)
-            disk.update(total=info.f_blocks * info.f_frsize, free=info.f_bavail * info.f_frsize)
+            disk["total"], disk["free"] = info.f_blocks * info.f_frsize, info.f_bavail * info.f_frsize
     return [seen[path] for path in sorted(seen)]
 
 
-def _numa() -> List[Facts]:
+def _numa() -> List[NumaNode]:
     top = "/sys/devices/system/node"
     names = sorted((n for n in _names(top) if re.match(r"node\d+$", n)), key=lambda n: int(n[4:]))
     return [{"node": int(name[4:]), "cpus": _read("%s/%s/cpulist" % (top, name)).strip()} for name in names]
 
 
-def _gpus() -> Facts:
+def _gpus() -> GpuFacts:
     """Devices from sysfs, which answers when the driver does not; names and memory from nvidia-smi if it is quick."""
-    devices = []
+    devices: List[GpuDevice] = []
     top = "/sys/bus/pci/devices"
     for name in sorted(_names(top)):
         folder = "%s/%s" % (top, name)
         if _read(folder + "/vendor").strip() != NVIDIA or not _read(folder + "/class").startswith(("0x0300", "0x0302")):
             continue
-        device = {"bus": name.lower(), "device": _read(folder + "/device").strip()}
-        device["numa"] = _read(folder + "/numa_node").strip()
-        devices.append(device)
-    found: Facts = {"devices": devices, "driver": _read("/sys/module/nvidia/version").strip() or None}
+        code, numa = _read(folder + "/device").strip(), _read(folder + "/numa_node").strip()
+        devices.append({"bus": name.lower(), "device": code, "numa": numa})
     columns = "index,uuid,pci.bus_id,name,driver_version,memory.total"
     rows, reason = smi.rows(Context(), "--query-gpu=" + columns, SMI_LIMIT)
+    names = ("index", "uuid", "bus", "name", "driver", "memory_mib")
+    gpus = [cast("Gpu", dict(zip(names, row))) for row in rows or []]
+    found: GpuFacts = {
+        "devices": devices,
+        "driver": _read("/sys/module/nvidia/version").strip() or None,
+        "gpus": gpus,
+        "count": len(gpus) or len(devices),
+    }
     if rows is None:
         found["nvidia_smi"] = reason
-    names = ("index", "uuid", "bus", "name", "driver", "memory_mib")
-    found["gpus"] = [dict(zip(names, row)) for row in rows or []]
-    found["count"] = len(found["gpus"]) or len(devices)
     return found
 
 
-def _python() -> Facts:
+def _python() -> PythonFacts:
     import sys
 
     return {"version": platform.python_version(), "executable": sys.executable}
 
 
-def _cuda() -> Facts:
+def _cuda() -> CudaFacts:
     homes = sorted("/usr/local/" + name for name in _names("/usr/local") if re.match(r"cuda(-\d|$)", name))
-    found: Facts = {"homes": homes, "home": os.environ.get("CUDA_HOME")}
     text = _read("/usr/local/cuda/version.json")
     version = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', text)
-    found["version"] = version.group(1) if version else None
-    return found
+    return {"homes": homes, "home": os.environ.get("CUDA_HOME"), "version": version.group(1) if version else None}
 
 
-def _host() -> Facts:
+def _host() -> HostFacts:
     return {"name": socket.gethostname(), "boot": boot_id(), "uptime": float(_read("/proc/uptime").split()[0])}
 
 
-def _user() -> Facts:
+def _user() -> UserFacts:
     import pwd
 
     entry = pwd.getpwuid(os.geteuid())

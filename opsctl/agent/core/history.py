@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, Iterator, List
+from typing import TYPE_CHECKING, Any, Iterator, List, cast
 
 from opsctl.agent.core import durable, flocks, runs
 from opsctl.agent.core.record import Record
 from opsctl.wire.protocol import AgentError, Context
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Run, Runs, RunState, ShownRun
 
-def newest(call: Context, limit: int = 50, checkpoints: bool = False) -> Dict[str, Any]:
+
+def newest(call: Context, limit: int = 50, checkpoints: bool = False) -> Runs:
     """The newest runs, the newest first. `state`: running | supervised | unfinished | ended | damaged | unreadable.
 
     With `checkpoints`, those that can be resumed come with their last one: it may hold what is not for everybody.
     """
-    found: List[Dict[str, Any]] = []
+    found: List[Run] = []
     for name in runs.names()[:limit]:
         with _unless_gone():
             record = runs.read(name)
@@ -27,11 +30,13 @@ def newest(call: Context, limit: int = 50, checkpoints: bool = False) -> Dict[st
     return {"runs": found}
 
 
-def show(call: Context, run: str, checkpoint: bool = False) -> Dict[str, Any]:
+def show(call: Context, run: str, checkpoint: bool = False) -> ShownRun:
     """One run: its summary, its steps, and with `checkpoint` the data of its last one."""
     record = runs.read(run)
-    told = dict(_summary(record), log=[step.told() for step in record.steps])
-    return dict(told, checkpoint=None if record.damage else _checkpoint(run)) if checkpoint else told
+    told = cast("ShownRun", dict(_summary(record), log=[step.told() for step in record.steps]))
+    if checkpoint:
+        told["checkpoint"] = None if record.damage else _checkpoint(run)
+    return told
 
 
 @contextlib.contextmanager
@@ -49,7 +54,7 @@ def _checkpoint(run: str) -> Any:
     return kept["data"] if kept else None
 
 
-def _summary(record: Record) -> Dict[str, Any]:
+def _summary(record: Record) -> Run:
     state = _state(record)
     return {
         "run": record.run,
@@ -71,7 +76,7 @@ def _summary(record: Record) -> Dict[str, Any]:
     }
 
 
-def _state(record: Record) -> str:
+def _state(record: Record) -> RunState:
     if record.refused:
         return "unreadable"
     if runs.supervised(record.run):

@@ -10,11 +10,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import IO, Any, Dict, Iterator, Optional, Set, Tuple
+from typing import IO, TYPE_CHECKING, Any, Dict, Iterator, Optional, Set, Tuple
 
 from opsctl.agent.process.commands import unseal
 from opsctl.wire import limits
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Answered
 
 _MOST_SAID = 200  # characters of what is no answer
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -29,7 +32,7 @@ def request(
     most: int = 1 << 20,
     sealed: int = 0,
     follow: bool = True,
-) -> Reply[Any]:
+) -> Reply[Answered]:
     """Make a request; any status is an answer. The reply's body is that of the answer, up to `most` bytes.
 
     `timeout`: seconds for all of it, redirects (which `follow` allows) included. Raises AgentError: timeout, too-much,
@@ -57,7 +60,7 @@ def request(
         raise AgentError(
             "failed", "%s: the answer broke off: %d bytes came, and %d did not" % (url, len(body), missing)
         )
-    result = {
+    result: Answered = {
         "status": answer.status,
         "headers": {key.lower(): value for key, value in answer.headers.items()},
         "seconds": round(time.monotonic() - began, 3),

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 from opsctl.agent.core import durable, runlog, runs, steps
-from opsctl.agent.core.record import NamedCall
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, Reply
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import (
+        Begun,
+        Checkpoint,
+        Finished,
+        Foreseen,
+        Lacking,
+        NamedCall,
+        RolledBack,
+        RunMeta,
+        StepCall,
+        StepReplies,
+    )
 
-def begin(call: Context, run: str, meta: Dict[str, Any], resume: bool = False) -> Dict[str, Any]:
+
+def begin(call: Context, run: str, meta: RunMeta, resume: bool = False) -> Begun:
     """Start a run, or go on with one that was stopped. `meta`: who, from where, playbook, digest, vars (masked), ..."""
     if resume:
         record = steps.whole(run)
@@ -31,15 +44,14 @@ def apply(
     call: Context,
     run: str,
     seq: int,
-    calls: List[Any],
-    task: Any = None,
+    calls: List[StepCall],
+    task: Optional[str] = None,
     undo: Optional[List[NamedCall]] = None,
     settle: Optional[List[NamedCall]] = None,
     shows: Optional[List[str]] = None,
-) -> Reply[Any]:
+) -> Reply[StepReplies]:
     """Do one step: write it ahead, make its calls, mark it. `shows`: files whose content `foreseen` may tell.
 
-    `calls`: [name, args, length of its part of the body]. Gives {"replies": [[result, length of its body], ...]}.
     A call that fails ends the step; the error has `step`, `call` and the `replies` before it.
     """
     todo = runlog.split_body(calls, call.body)
@@ -50,7 +62,7 @@ def apply(
         return steps.perform(run, seq, todo, call)
 
 
-def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = runlog.TURN) -> Dict[str, Any]:
+def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = runlog.TURN) -> RolledBack:
     """Take back everything a run did, also what was half done. Can be repeated and goes on where it was cut off.
 
     Raises AgentError locked while somebody works on the run, busy while a step of it does not end within `wait`
@@ -63,17 +75,17 @@ def rollback(call: Context, run: str, why: Optional[str] = None, wait: float = r
         return steps.roll_back(run, call, why)
 
 
-def lacking(call: Context, run: str) -> List[Dict[str, Any]]:
+def lacking(call: Context, run: str) -> List[Lacking]:
     """What a rollback would find missing, before it takes anything down: as of steps.lacking."""
     return steps.lacking(run, call)
 
 
-def foreseen(call: Context, run: str) -> Reply[Any]:
+def foreseen(call: Context, run: str) -> Reply[List[Foreseen]]:
     """What a rollback would make of the content of files: as of steps.foreseen."""
     return steps.foreseen(run, call)
 
 
-def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, keep: int = 50) -> Dict[str, Any]:
+def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, keep: int = 50) -> Finished:
     """Note how a run ended and let go of it; of the runs that nobody can go on with the newest `keep` stay."""
     record = runs.read(run)
     if record.outcome is None:
@@ -83,7 +95,7 @@ def finish(call: Context, run: str, outcome: str, why: Optional[str] = None, kee
     return {"outcome": record.outcome or outcome, "removed": _prune(keep)}
 
 
-def checkpoint(call: Context, run: str, data: Any) -> None:
+def checkpoint(call: Context, run: str, data: Checkpoint) -> None:
     """Keep what a later process needs to go on: registered values, pending handlers."""
     with durable.explained():
         durable.write(os.path.join(runs.folder(run), "checkpoint.json"), masking.json_bytes({"data": data}))

@@ -14,12 +14,15 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
 from opsctl.agent.core import durable, flocks, users
 from opsctl.agent.process import ports
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Holder, ServerOf, Taken
 
 _held: Dict[Tuple[str, int], int] = {}  # name, uid of whose lock it is -> descriptor
 _guard = threading.Lock()
@@ -27,16 +30,16 @@ _guard = threading.Lock()
 
 def take(
     call: Context,
-    holder: Dict[str, Any],
+    holder: Holder,
     name: str = "host",
     wait: float = 0.0,
     token: str = "",
-    server: Optional[Dict[str, Any]] = None,
-) -> Dict[str, Any]:
+    server: Optional[ServerOf] = None,
+) -> Taken:
     """Take a lock until this agent ends. Raises AgentError locked, with the holder, once `wait` seconds are over.
 
     Another agent that has it with the same `token` works for the same controller: then there is nothing to take.
-    server: {"port", "unit": of the system's systemd, or None}: root takes the locks of those whose server it is, too.
+    server: root takes the locks of those whose server it is, too.
     """
     start = time.monotonic()
     note = durable.json_bytes(dict(masking.data(holder, masking.known), token=token))
@@ -58,14 +61,14 @@ def release(call: Context, name: str = "host") -> bool:
     return bool(mine)
 
 
-def show(call: Context, name: str = "host") -> Optional[Dict[str, Any]]:
+def show(call: Context, name: str = "host") -> Optional[Holder]:
     """Who holds a lock, None if nobody does."""
     path = _path(name)
     if not flocks.is_locked(path):
         return None
     holder = durable.read_json(path) or {}
     holder.pop("token", None)
-    return holder
+    return cast("Holder", holder)
 
 
 def descriptors() -> List[int]:

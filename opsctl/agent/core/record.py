@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Set, Tuple
 
 from opsctl.agent.core import durable
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Fault, LoggedStep, NamedCall, RunMeta, Settled
+
 FORMAT = 2
-NamedCall = List[Any]  # [name, args]
+Event = Literal["kept", "done", "failed", "undoing", "undone", "undo_failed"]  # of a step
+EVENTS: Tuple[Event, ...] = ("kept", "done", "failed", "undoing", "undone", "undo_failed")
 CLOSED = ("done", "rolled-back")  # any other outcome, failed or stopped, leaves a run that can be resumed
 
 
@@ -38,13 +42,13 @@ class Step:
         self.missing: List[str] = []  # what is said of this in the damage, unless taking it back shows otherwise
         self.kept: Dict[str, List[str]] = {}  # names of what its calls have kept -> files in its folder
         self.begun: float = line.get("at", 0.0)
-        self.state = "begun"  # begun | done | failed
-        self.error: Optional[Dict[str, Any]] = None
+        self.state: Literal["begun", "done", "failed"] = "begun"
+        self.error: Optional[Fault] = None
         self.undoing = False  # taking it back has begun
         self.undone = False
-        self.undo_error: Optional[Dict[str, Any]] = None
+        self.undo_error: Optional[Fault] = None
 
-    def told(self) -> Dict[str, Any]:
+    def told(self) -> LoggedStep:
         """The step as history.show gives it."""
         return {
             "seq": self.seq,
@@ -66,10 +70,10 @@ class Record:
         self.run, self.damage = run, damage
         self.refused: Optional[str] = None  # why nothing of it was read
         self.order = 0  # of the runs on this host; 0: made before they were counted
-        self.meta: Dict[str, Any] = {}
+        self.meta: RunMeta = {}
         self.begun = self.ended = 0.0
         self.steps: List[Step] = []
-        self.settled: Dict[str, Dict[str, Any]] = {}  # key of a settle call -> its name and its error, None: done
+        self.settled: Dict[str, Settled] = {}  # key of a settle call -> its name and its error, None: done
         self.confirmed = False
         self.outcome: Optional[str] = None
         self.why: Optional[str] = None
@@ -104,11 +108,11 @@ class Record:
         elif "outcome" in line:
             self.outcome, self.why, self.ended = line["outcome"], line.get("why"), at
         else:
-            for event in ("kept", "done", "failed", "undoing", "undone", "undo_failed"):
+            for event in EVENTS:
                 if event in line:
                     self._mark(event, line)
 
-    def _mark(self, event: str, line: Dict[str, Any]) -> None:
+    def _mark(self, event: Event, line: Dict[str, Any]) -> None:
         step = self.step(line[event])
         if step is None:
             lost = "it lacks step %s, of which it tells that it was begun" % line[event]
@@ -118,7 +122,7 @@ class Record:
             step.kept[line["name"]] = line["files"]
         elif event == "undoing":
             step.undoing = True
-        elif event in ("done", "failed"):
+        elif event == "done" or event == "failed":
             step.state, step.error = event, line.get("error")
         elif event == "undone":
             step.undone, step.undo_error = True, None

@@ -8,12 +8,15 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent.core import durable, flocks, runs
 from opsctl.agent.core.record import FORMAT
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import RunMeta, StepCall
 
 TURN = 300.0  # seconds to wait for a step under way: stopping a server may take most of that
 ROOM = 32 << 10  # bytes that the log has ahead of its records when a step begins
@@ -26,7 +29,7 @@ _attended: Dict[str, int] = {}  # runs whose operator's agent this process is ->
 _guard = threading.RLock()
 
 
-def create(run: str, meta: Dict[str, Any]) -> None:
+def create(run: str, meta: RunMeta) -> None:
     """Begin a run: make its folder, whole, and own and attend it. Raises AgentError exists."""
     path = os.path.join(runs.root(), runs.checked(run))
     new = os.path.join(runs.root(), ".%s.%d" % (run, os.getpid()))
@@ -312,7 +315,7 @@ def _at_it(path: str) -> str:
     return "%s (pid %d, for %d:%02d min)" % (holder["doing"], holder["pid"], minutes, seconds)
 
 
-def split_body(calls: List[Tuple[str, Dict[str, Any], int]], body: bytes) -> List[Tuple[str, Dict[str, Any], bytes]]:
+def split_body(calls: List[StepCall], body: bytes) -> List[Tuple[str, Dict[str, Any], bytes]]:
     """Calls whose bodies lie one after the other in `body`, each with its own."""
     if sum(call[2] for call in calls) != len(body):
         raise AgentError("invalid", "the lengths of the calls' bodies do not add up to the body")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Set, Tuple
 
 from opsctl.agent.core import dispatch, durable, loader, runlog, runs
-from opsctl.agent.core.record import NamedCall, Record, Step, settle_key
+from opsctl.agent.core.record import Record, Step, settle_key
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, Reply
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Fault, Foreseen, Lacking, NamedCall, RolledBack, StepReplies, UndoneStep
 
 
 class Nested(Context):
@@ -116,9 +119,9 @@ def provide(run: str, later: List[NamedCall]) -> None:
         durable.write(os.path.join(runs.folder(run), "modules.json"), durable.json_bytes(loader.sources))
 
 
-def perform(run: str, seq: int, todo: List[Tuple[str, Dict[str, Any], bytes]], context: Context) -> Reply[Any]:
+def perform(run: str, seq: int, todo: List[Tuple[str, Dict[str, Any], bytes]], context: Context) -> Reply[StepReplies]:
     """Make the calls of an announced step, in order. Raises what a call raises, with the replies before it."""
-    results: List[List[Any]] = []
+    results: List[Tuple[Any, int]] = []
     bodies: List[bytes] = []
     noted: List[str] = []
     for name, args, body in todo:
@@ -132,19 +135,19 @@ def perform(run: str, seq: int, todo: List[Tuple[str, Dict[str, Any], bytes]], c
             fields = {k: v for k, v in told.items() if k not in ("kind", "message")}
             fields.update(step=seq, call=name, replies=[result for result, _ in results])
             raise AgentError(told["kind"], told["message"], **fields) from error
-        results.append([reply.result, len(reply.body)])
+        results.append((reply.result, len(reply.body)))
         bodies.append(reply.body)
     runlog.append(run, {"done": seq})
     return Reply({"replies": results}, b"".join(bodies))
 
 
-def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str, Any]:
+def roll_back(run: str, context: Context, why: Optional[str] = None) -> RolledBack:
     """Take back every step, the last one first, then settle. Does only what is not done yet, so it can be repeated.
 
-    A step that cannot be taken back does not keep the others from it. Gives {"outcome", "why", "steps", "settle",
-    "damage", "unlogged"}; the outcome is "rolled-back", or "rolled-back-partly" where an undo failed, or where the
-    journal is damaged: what it lacks may be left. A step that never said how it is undone is told as kept, and is no
-    failure. Raises AgentError damaged where nothing of it can be read.
+    A step that cannot be taken back does not keep the others from it. The outcome is "rolled-back", or
+    "rolled-back-partly" where an undo failed, or where the journal is damaged: what it lacks may be left. A step that
+    never said how it is undone is told as kept, and is no failure. Raises AgentError damaged where nothing of it can be
+    read.
     """
     record = runs.read(run)
     if record.refused:
@@ -164,23 +167,22 @@ def roll_back(run: str, context: Context, why: Optional[str] = None) -> Dict[str
     }
 
 
-def lacking(run: str, context: Context) -> List[Dict[str, Any]]:
-    """Steps that cannot be taken back as things are, as what that needs is gone: {"seq", "task", "why"}. Only looks."""
+def lacking(run: str, context: Context) -> List[Lacking]:
+    """Steps that cannot be taken back as things are, as what that needs is gone. Only looks."""
     record = runs.read(run)
     steps = [step for step in reversed(record.steps) if step.can_undo and not step.undone]
     found = [(step, _lacks(record, step, context)) for step in steps]
     return [{"seq": step.seq, "task": step.task, "why": why} for step, why in found if why]
 
 
-def foreseen(run: str, context: Context) -> Reply[Any]:
+def foreseen(run: str, context: Context) -> Reply[List[Foreseen]]:
     """What taking a run back would make of the files whose content is no secret. Only looks.
 
-    [{"seq", "path", "ours", "now", "then"}], in the order in which steps are taken back. `now` and `then` are the
-    lengths of the contents, which lie one after the other in the body, None where there is no file. A file that is not
+    In the order in which steps are taken back; the contents lie one after the other in the body. A file that is not
     `ours` was changed by somebody else since, and would be left as it is.
     """
     record = runs.read(run)
-    found: List[Dict[str, Any]] = []
+    found: List[Foreseen] = []
     contents: List[bytes] = []
     ahead: Dict[str, Optional[bytes]] = {}  # what the undo of a later step will have made of a file
     theirs: Set[str] = set()
@@ -226,8 +228,10 @@ def _undo(record: Record, context: Context, account: Account, why: Optional[str]
     record.outcome = outcome
 
 
-def _report(record: Record, step: Step) -> Dict[str, Any]:
-    status = "kept" if not step.can_undo else "undone" if step.undone or record.undone else "failed"
+def _report(record: Record, step: Step) -> UndoneStep:
+    status: Literal["undone", "kept", "failed"] = (
+        "kept" if not step.can_undo else "undone" if step.undone or record.undone else "failed"
+    )
     return {"seq": step.seq, "task": step.task, "status": status, "error": step.undo_error}
 
 
@@ -266,7 +270,7 @@ def _settle(record: Record, key: str, step: Step, call: NamedCall, context: Cont
     if key in record.settled and record.settled[key]["error"] is None:
         return
     context.progress({"settle": call[0]})
-    error: Optional[Dict[str, Any]] = None
+    error: Optional[Fault] = None
     undoing = Undoing(context, record.run, step)
     try:
         lacks = dispatch.lacking(call[0], call[1], undoing)

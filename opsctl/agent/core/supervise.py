@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 import zlib
-from typing import Any, BinaryIO, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, BinaryIO, List, Optional, cast
 
 from opsctl.agent.core import dispatch, durable, flocks, loader, lock, runlog, runs, steps, supervisor, verdict
-from opsctl.agent.core.record import NamedCall, Record
+from opsctl.agent.core.record import Record
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, ProtocolError, Reply, frame, read_frame
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Applied, Confirmed, NamedCall, PutBack, RolledBack, StepCall, Supervised
 
 TICK = 0.05  # seconds between looks at the events
 LEAVING = 5.0  # seconds that a supervisor gets to end once it has said everything
@@ -23,13 +26,13 @@ def start(
     call: Context,
     run: str,
     seq: int,
-    calls: List[Any],
+    calls: List[StepCall],
     confirm_within: float,
-    task: Any = None,
+    task: Optional[str] = None,
     undo: Optional[List[NamedCall]] = None,
     settle: Optional[List[NamedCall]] = None,
     shows: Optional[List[str]] = None,
-) -> Reply[Any]:
+) -> Reply[Supervised]:
     """As journal.apply, in a process of its own; then as `follow`.
 
     `confirm_within` seconds after the change is made, a run that is not confirmed is taken back as a whole. A change
@@ -57,15 +60,14 @@ def start(
     return follow(call, run)
 
 
-def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> Reply[Any]:
+def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> Reply[Supervised]:
     """Pass on what happens from `offset` of the events on, until the change is made (`applied`) or decided (`end`).
 
-    Progress: {"offset": where to go on after a lost connection, ...}. Gives {"state": "applied", "replies",
-    "offset", "confirm_within"}, {"state": "confirmed"} or {"state": "reverted", "why": "failed" | "not confirmed" |
-    "reverted", "error", "report"}. Raises AgentError lost when the supervisor is gone without a word.
+    Progress: {"offset": where to go on after a lost connection, ...}. Raises AgentError lost when the supervisor is
+    gone without a word.
     """
     path = supervisor.events_path(run)
-    applied: Optional[Reply[Any]] = None
+    applied: Optional[Reply[Supervised]] = None
     with open(path, "rb") as events:
         events.seek(offset)
         while True:
@@ -84,7 +86,8 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
                 call.progress({"offset": events.tell(), "data": header["data"]}, body)
             elif kind == "applied":
                 result = dict(header["result"], state="applied", offset=events.tell())
-                applied = Reply(dict(result, confirm_within=header["confirm_within"]), body)
+                result["confirm_within"] = header["confirm_within"]
+                applied = Reply(cast("Applied", result), body)
                 if until == "applied" and not _decided_already(run):
                     return applied
             elif kind == "died":
@@ -93,10 +96,11 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
                 return applied or Reply({"state": "confirmed"})
             else:
                 _gone(run, LEAVING)  # whoever comes next must not meet its locks
-                return Reply({"state": "reverted", **{k: header[k] for k in ("why", "error", "report")}})
+                told = {key: header[key] for key in ("why", "error", "report")}
+                return Reply(cast("PutBack", dict(told, state="reverted")))
 
 
-def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: float = 20.0) -> Dict[str, Any]:
+def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: float = 20.0) -> Confirmed:
     """The change is good: keep it. With `outcome` that also ends the run. Raises conflict when it is too late."""
     if verdict.current(run) is None and not runs.supervised(run):
         _refuse_if_undone(run, steps.whole(run))
@@ -115,7 +119,7 @@ def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: flo
     return {"confirmed": True}
 
 
-def revert(call: Context, run: str) -> Dict[str, Any]:
+def revert(call: Context, run: str) -> RolledBack:
     """The change is not good: take the whole run back, now. Gives the rollback's report.
 
     Raises AgentError conflict if it was confirmed.
@@ -131,8 +135,8 @@ def revert(call: Context, run: str) -> Dict[str, Any]:
         _gone(run, runlog.TURN)
         with runlog.owning(run), runlog.turn(run, call, "taking it back"):
             return steps.roll_back(run, call, "reverted")
-    report: Dict[str, Any] = reply.result["report"]
-    return report
+    assert reply.result["state"] == "reverted"  # nobody can confirm it any more
+    return reply.result["report"]
 
 
 def _refuse_if_undone(run: str, record: Record) -> None:

@@ -10,11 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, BinaryIO, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Optional, Tuple
 
 from opsctl.agent.core import dispatch, durable, loader, runlog, runs, steps, verdict
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, Reply, frame, read_frame
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.core import Fault
 
 TICK = 0.1  # seconds between looks at the verdict
 ROOM = 64 << 10  # bytes of the disk for what has to be said when it is full
@@ -101,7 +104,7 @@ def main(source: BinaryIO, config: Dict[str, Any]) -> None:
 
 def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Events) -> None:
     """Make the change, wait for the verdict, act on it."""
-    error: Optional[Dict[str, Any]] = None
+    error: Optional[Fault] = None
     try:
         with runlog.turn(run, events, "step %d, supervised" % seq):
             reply = steps.perform(run, seq, todo, events)

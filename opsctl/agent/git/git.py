@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, cast
 
 from opsctl.agent.core import users
 from opsctl.agent.core.undo_record import load, save
@@ -14,6 +14,9 @@ from opsctl.agent.git import checkout as checkouts
 from opsctl.agent.git import gitsave
 from opsctl.agent.git.gitrun import git, refused, text
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.git import CheckedOut, Checkout, Edited, Expected, Head, Restored
 
 UNDER_WAY = {
     "MERGE_HEAD": "a merge",
@@ -35,15 +38,15 @@ def look(
     ref: Optional[str] = None,
     source: Optional[str] = None,
     timeout: float = 60.0,
-) -> Dict[str, Any]:
+) -> Checkout:
     """State of a checkout, and the full id of the `commit` (may be short) or of the `ref` at its source.
 
     `wanted`: the full id, None where it is not known here yet. Raises AgentError for an ambiguous id, an unknown ref.
     """
     path = fs.absolute(path)
-    found: Dict[str, Any] = {"state": _kind(path), "wanted": commit if commit and len(commit) == 40 else None}
+    found: Checkout = {"state": _kind(path), "wanted": commit if commit and len(commit) == 40 else None}
     if found["state"] == "repo":
-        found.update(_state(call, path))
+        found = cast("Checkout", dict(found, **_state(call, path)))
         if commit and found["wanted"] is None:
             found["wanted"] = _resolve(call, path, commit)
         source = source or found["origin"]
@@ -62,10 +65,10 @@ def checkout(
     depth: Optional[int] = None,
     submodules: bool = False,
     save_changes: bool = False,
-    expect: Optional[Dict[str, Any]] = None,
+    expect: Optional[Expected] = None,
     timeout: float = 1800.0,
     keep: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> CheckedOut:
     """Bring a checkout to a commit (detached), cloning it if it is not there.
 
     Local changes to tracked files are an error, or with `save_changes` go into the journal first. Untracked files stay
@@ -76,7 +79,7 @@ def checkout(
         return _clone(call, path, commit, source, depth, submodules, timeout, keep)
     before = _state(call, path)
     for key, value in (expect or {}).items():
-        if before[key] != value:
+        if dict(before)[key] != value:
             raise AgentError("conflict", "%s has changed since it was looked at: %s" % (path, key), path=path)
     if before["under_way"]:
         raise AgentError("conflict", "%s is under way in %s" % (before["under_way"], path), path=path)
@@ -93,7 +96,7 @@ def checkout(
         )
         raise AgentError("conflict", message, path=path)
     if before["changed"] or in_the_way:
-        gitsave.keep_changes(call, path, before, in_the_way, keep, record)
+        gitsave.keep_changes(call, path, dict(before), in_the_way, keep, record)
     save(call, keep, record)
     call.progress({"text": "checking out %s" % full})
     force = ["--force"] if record.get("saved") else []
@@ -103,7 +106,7 @@ def checkout(
     return {"before": before["head"], "after": full, "saved": [entry["path"] for entry in record.get("saved", [])]}
 
 
-def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Dict[str, Any]:
+def restore(call: Context, path: str, keep: str, timeout: float = 1800.0) -> Restored:
     """Bring a checkout back to where it was, local changes included."""
     path = fs.absolute(path)
     record = load(call, keep)
@@ -146,7 +149,7 @@ def needs(call: Context, path: str, keep: str, **_: Any) -> List[str]:
     return ["%s was at commit %s, which is not there any more" % (path, head)]
 
 
-def _strange(call: Context, path: str, now: Dict[str, Any], record: Dict[str, Any]) -> List[str]:
+def _strange(call: Context, path: str, now: Head, record: Dict[str, Any]) -> List[str]:
     """What has changed that we did not change. Where HEAD is where it was, a checkout may have ended half way."""
     changed = [entry["path"] for entry in now["changed"]]
     if now["head"] == record["after"] or not changed:
@@ -156,7 +159,7 @@ def _strange(call: Context, path: str, now: Dict[str, Any], record: Dict[str, An
     return [name for name in changed if name in otherwise and gitsave.differs(path, record, name)]
 
 
-def _go_back(call: Context, path: str, now: Dict[str, Any], record: Dict[str, Any], timeout: float) -> None:
+def _go_back(call: Context, path: str, now: Head, record: Dict[str, Any], timeout: float) -> None:
     before = record["before"]
     if before["head"] is None:
         if now["head"] is not None:
@@ -169,7 +172,7 @@ def _go_back(call: Context, path: str, now: Dict[str, Any], record: Dict[str, An
         git(call, ["checkout", "--quiet", "--detach", before["head"]], path, timeout)
 
 
-def _kind(path: str) -> str:
+def _kind(path: str) -> Literal["absent", "empty", "repo", "other"]:
     if not os.path.lexists(path):
         return "absent"
     if os.path.lexists(os.path.join(path, ".git")):
@@ -177,7 +180,7 @@ def _kind(path: str) -> str:
     return "empty" if os.path.isdir(path) and not os.listdir(path) else "other"
 
 
-def _state(call: Context, path: str) -> Dict[str, Any]:
+def _state(call: Context, path: str) -> Head:
     _demand_one_owner(call, path, checkouts.owner(path)[0])
     head = git(call, ["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], path, ok=(0, 1))
     branch = git(call, ["symbolic-ref", "--quiet", "--short", "HEAD"], path, ok=(0, 1))
@@ -191,7 +194,7 @@ def _state(call: Context, path: str) -> Dict[str, Any]:
         "under_way": next(
             (what for name, what in UNDER_WAY.items() if os.path.exists(os.path.join(folder, name))), None
         ),
-        "changed": changed,
+        "changed": cast("List[Edited]", changed),
         "untracked": untracked[:MOST_LISTED],
         "untracked_count": len(untracked),
     }
@@ -243,7 +246,7 @@ def _clone(
     submodules: bool,
     timeout: float,
     keep: Optional[str],
-) -> Dict[str, Any]:
+) -> CheckedOut:
     if _kind(path) == "other":
         raise AgentError("conflict", "%s exists and is no git checkout" % path, path=path)
     if source is None:

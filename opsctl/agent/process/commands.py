@@ -9,11 +9,14 @@ import selectors
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from opsctl.agent.core.undo_record import load, save
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.process import Ran, Restored
 
 KEEP = 1 << 20  # bytes of each output stream that are returned: the first and the last half of it
 LONGEST_LINE = 64 << 10  # bytes of a line that are waited for before it is sent on in part
@@ -93,7 +96,7 @@ def run(
     live: bool = False,
     sealed: int = 0,
     keep: Optional[str] = None,
-) -> Dict[str, Any]:
+) -> Ran:
     """Run a list of arguments as it is, or a text with `shell -c`.
 
     The first `sealed` bytes of the body are JSON {"env": {...}}, the rest is standard input (nothing: /dev/null).
@@ -105,7 +108,7 @@ def run(
     command = [shell, "-c", argv] if isinstance(argv, str) else argv
     extra = dict(env or {}, **secret.get("env", {}))
     done = execute(call, command, cwd, extra, stdin, timeout, idle, keep_output, live)
-    result = {
+    result: Ran = {
         "code": done.code,
         "stdout": _text(done.out),
         "stderr": _text(done.err),
@@ -117,12 +120,21 @@ def run(
     return result
 
 
-def undo(call: Context, keep: str, argv: Union[List[str], str], **how: Any) -> Dict[str, Any]:
+def undo(
+    call: Context,
+    keep: str,
+    argv: Union[List[str], str],
+    shell: str = "/bin/sh",
+    cwd: Optional[str] = None,
+    env: Optional[Dict[str, str]] = None,
+    timeout: float = 600.0,
+    idle: Optional[float] = None,
+) -> Restored:
     """Run the command that takes another one back, once, if that one was begun at all."""
     record = load(call, keep)
     if record is None or record.get("undone"):
         return {"restored": False}
-    run(call, argv, ok=[0], **how)
+    run(call, argv, shell, cwd, env, timeout, idle, ok=[0])
     save(call, keep, dict(record, undone=True))
     return {"restored": True}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, List
 
 from opsctl.agent.core.undo_record import load, save
 from opsctl.agent.gpu import vram
@@ -11,14 +11,14 @@ from opsctl.agent.process import pids
 from opsctl.agent.process.commands import Done, ending, execute
 from opsctl.wire.protocol import AgentError, Context
 
+if TYPE_CHECKING:
+    from opsctl.wire.calls.process import Container, Restored, Started, Stopped
+
 QUICK = 30.0  # seconds for a question
 
 
-def look(call: Context, name: str) -> Dict[str, Any]:
-    """{"exists", "running", "started", "pid", "image", "command", "mounts": {folder inside: folder on the host}}.
-
-    Also "restarting", whether it has ended and docker is about to start it again, and "restarts", how often it did.
-    """
+def look(call: Context, name: str) -> Container:
+    """How a container is."""
     done = _docker(call, ["container", "inspect", "--", name], QUICK)
     if done.code != 0:
         if b"no such container" in done.err.lower():
@@ -39,7 +39,7 @@ def look(call: Context, name: str) -> Dict[str, Any]:
     }
 
 
-def stop(call: Context, name: str, wait: float, keep: str) -> Dict[str, Any]:
+def stop(call: Context, name: str, wait: float, keep: str) -> Stopped:
     """SIGTERM, and after `wait` seconds SIGKILL."""
     before = look(call, name)
     save(call, keep, {"before": before})
@@ -48,7 +48,7 @@ def stop(call: Context, name: str, wait: float, keep: str) -> Dict[str, Any]:
     return {"stopped": before["running"]}
 
 
-def start(call: Context, name: str, keep: str) -> Dict[str, Any]:
+def start(call: Context, name: str, keep: str) -> Container:
     before = look(call, name)
     save(call, keep, {"before": before})
     if not before["running"]:
@@ -56,7 +56,7 @@ def start(call: Context, name: str, keep: str) -> Dict[str, Any]:
     return look(call, name)
 
 
-def restore(call: Context, name: str, keep: str, wait: float) -> Dict[str, Any]:
+def restore(call: Context, name: str, keep: str, wait: float) -> Restored:
     """Take a start back."""
     record = load(call, keep)
     now = look(call, name)
@@ -67,7 +67,7 @@ def restore(call: Context, name: str, keep: str, wait: float) -> Dict[str, Any]:
     return {"restored": True}
 
 
-def resume(call: Context, name: str, keep: str) -> Dict[str, Any]:
+def resume(call: Context, name: str, keep: str) -> Started:
     """Start again what a stop ended."""
     record = load(call, keep)
     if record is None or not record["before"]["running"] or look(call, name)["running"]:
@@ -76,9 +76,10 @@ def resume(call: Context, name: str, keep: str) -> Dict[str, Any]:
     return {"started": True}
 
 
-def _end(call: Context, name: str, now: Dict[str, Any], wait: float) -> None:
+def _end(call: Context, name: str, now: Container, wait: float) -> None:
     """Stop it, and wait until the GPU memory it held is free."""
-    before = vram.held(call, pids.control_group(now["pid"]) if now["pid"] else [])
+    pid = now.get("pid")
+    before = vram.held(call, pids.control_group(pid) if pid else [])
     _demand(call, ["stop", "--time", str(int(wait)), "--", name], wait + 60)
     vram.wait_back(call, before)
 

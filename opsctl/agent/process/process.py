@@ -15,7 +15,7 @@ import re
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, cast
 
 from opsctl.agent.core import durable
 from opsctl.agent.core.oserrors import told
@@ -29,6 +29,9 @@ from opsctl.agent.process.commands import unseal
 from opsctl.agent.server import adoption
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.process import Adopted, Listener, ProcessRecord, Restored, Resumed, Status, StoppedProcess
 
 Record = Dict[str, Any]
 TERM_REST = 10.0  # seconds for what the main process leaves behind, after a SIGTERM of its own
@@ -44,7 +47,7 @@ _children: List["subprocess.Popen[bytes]"] = []  # started here: they are ours t
 NOT_INHERITED = re.compile(r"^(SSH_|SUDO_|XDG_|OPSCTL_|DBUS_|_$|OLDPWD$|PWD$|TERM$)")
 
 
-def status(call: Context, name: str) -> Dict[str, Any]:
+def status(call: Context, name: str) -> Status:
     """State of a process: running | orphans (it has died, children of it live) | dead | absent (no record)."""
     record = _record(name)
     if record is None:
@@ -54,7 +57,7 @@ def status(call: Context, name: str) -> Dict[str, Any]:
     shown = {key: value for key, value in record.items() if key != "env"}
     shown["env_digest"] = env_digest(record["env"])
     shown["members"] = [{"pid": m.pid, "state": m.state, "command": pids.command(m.pid)} for m in members]
-    return dict(shown, state="running" if main else "orphans" if members else "dead")
+    return cast("Status", dict(shown, state="running" if main else "orphans" if members else "dead"))
 
 
 def start(
@@ -68,7 +71,7 @@ def start(
     sealed: int = 0,
     keep: Optional[str] = None,
     judge: bool = False,
-) -> Dict[str, Any]:
+) -> ProcessRecord:
     """Start a process in a session of its own, its output appended to `log`. Secret environment comes in the body.
 
     judge: fail with its exit code and last output if it does not live for `LASTS` seconds. Else that is the business of
@@ -91,7 +94,7 @@ def start(
 
 def start_like(
     call: Context, name: str, like: str, without: Optional[str] = None, keep: Optional[str] = None
-) -> Dict[str, Any]:
+) -> ProcessRecord:
     """Start again what a stop that is kept as `like` has ended, as it was; `without` flags that begin so."""
     ended = load(call, like)
     if ended is None:
@@ -102,7 +105,7 @@ def start_like(
     return _start(wanted, lambda new: save(call, keep, {"started": new}))
 
 
-def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = None) -> Dict[str, Any]:
+def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = None) -> StoppedProcess:
     """Stop a process and what is left of its session: SIGTERM, `wait` seconds, SIGTERM to the rest, SIGKILL."""
     record = _record(name)
     if record is None:
@@ -114,12 +117,12 @@ def stop(call: Context, name: str, wait: float = 90.0, keep: Optional[str] = Non
     return {"stopped": bool(members), "pid": record["pid"]}
 
 
-def listener(call: Context, port: int) -> Optional[Dict[str, Any]]:
+def listener(call: Context, port: int) -> Optional[Listener]:
     """Whoever listens on a port, and whether it can be taken over; see `adoption.listening`."""
     return adoption.listening(call, port)
 
 
-def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = None) -> Dict[str, Any]:
+def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = None) -> Adopted:
     """Make a record for a server that someone else started, so that it can be stopped, and started again, exactly."""
     seen = pids.look(pid)
     if seen is None or seen.start != start:
@@ -151,7 +154,7 @@ def adopt(call: Context, name: str, pid: int, start: int, port: Optional[int] = 
     return {"adopted": pid}
 
 
-def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str, Any]:
+def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Restored:
     """Take a start back: stop what it started, or what a later run has started again in just the same way."""
     kept = load(call, keep)
     now = _record(name)
@@ -167,7 +170,7 @@ def restore(call: Context, name: str, keep: str, wait: float = 90.0) -> Dict[str
     return {"restored": True}
 
 
-def resume(call: Context, name: str, keep: str, wait: float = 90.0, judge: bool = False) -> Dict[str, Any]:
+def resume(call: Context, name: str, keep: str, wait: float = 90.0, judge: bool = False) -> Resumed:
     """Start again what a stop ended, with the same program, arguments, environment and log. judge: as of `start`."""
     kept = load(call, keep)
     if kept is None or not kept["ran"]:
@@ -178,7 +181,7 @@ def resume(call: Context, name: str, keep: str, wait: float = 90.0, judge: bool 
         if _identity(now) != _identity(old):
             return {"started": False, "pid": now["pid"]}
         _end(call, now, wait)  # it was told to stop, and may be half way
-    return dict(_start(old, lambda new: None, judge), started=True)
+    return {"started": True, "pid": _start(old, lambda new: None, judge)["pid"]}
 
 
 def needs(call: Context, name: str, keep: str, **_: Any) -> List[str]:
@@ -218,7 +221,7 @@ def is_alive(name: str) -> bool:
     return record is not None and any(p.pid == record["pid"] for p in living(record))
 
 
-def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False) -> Dict[str, Any]:
+def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False) -> ProcessRecord:
     port = wanted["port"]
     taken = _holder(port) if port else None
     if taken:
@@ -268,7 +271,7 @@ def _start(wanted: Record, known: Callable[[Record], None], judge: bool = False)
     durable.write(_path(wanted["name"]), json.dumps(record).encode())
     if judge:
         _lasts(child, record)
-    return {key: value for key, value in record.items() if key != "env"}
+    return cast("ProcessRecord", {key: value for key, value in record.items() if key != "env"})
 
 
 def _log(path: str) -> int:

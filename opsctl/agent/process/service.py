@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, cast
 
 from opsctl.agent.core.undo_record import load, save
 from opsctl.agent.gpu import vram
@@ -11,6 +11,9 @@ from opsctl.agent.process import pids
 from opsctl.agent.process.commands import Done, ending, execute
 from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import Redactor
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.process import Action, Restored, Started, Unit
 
 PROPERTIES = (
     "Type",
@@ -39,19 +42,18 @@ LASTS = 1.0  # seconds from the first to the last look at what was started: what
 YOUNG = 10.0  # seconds that a unit must live, once systemd had to start it again, to be taken for sound
 
 
-def show(call: Context, unit: str, user: bool = False) -> Dict[str, Any]:
+def show(call: Context, unit: str, user: bool = False) -> Unit:
     """State of a unit: the properties above, by name; `enabled` and `up` are drawn from them."""
     done = _systemctl(call, user, ["show", "--property=" + ",".join(PROPERTIES), "--", unit], QUICK)
     if done.code != 0:
         raise AgentError("failed", "systemctl show %s: %s" % (unit, ending(done)))
     pairs = (line.partition("=") for line in done.out.decode("utf-8", "replace").splitlines())
     found: Dict[str, Any] = {key: value for key, _, value in pairs if key in PROPERTIES}
-    found["up"] = found.get("ActiveState") in UP
-    found["enabled"] = found.get("UnitFileState", "").startswith(("enabled", "linked-enabled", "alias"))
-    return found
+    enabled = found.get("UnitFileState", "").startswith(("enabled", "linked-enabled", "alias"))
+    return cast("Unit", dict(found, up=found.get("ActiveState") in UP, enabled=enabled))
 
 
-def look(call: Context, unit: str, user: bool = False) -> Dict[str, Any]:
+def look(call: Context, unit: str, user: bool = False) -> Unit:
     """As `show`, and `failing`: why a unit that is up does not run as it should, None if nothing speaks against it.
 
     One that systemd had to start again and that is young is watched until it has lived for `YOUNG` seconds.
@@ -68,19 +70,20 @@ def look(call: Context, unit: str, user: bool = False) -> Dict[str, Any]:
         now = show(call, unit, user)
         if _between_starts(now) or not now["up"] or now.get("NRestarts") != found["NRestarts"]:
             failing = text % now.get("NRestarts")
-    return dict(now, failing=failing)
+    now["failing"] = failing
+    return now
 
 
 def change(
     call: Context,
     unit: str,
-    actions: List[str],
+    actions: List[Action],
     user: bool = False,
-    expect: Optional[Dict[str, Any]] = None,
+    expect: Optional[Dict[str, Optional[str]]] = None,
     timeout: float = 300.0,
     keep: Optional[str] = None,
     judge: bool = False,
-) -> Dict[str, Any]:
+) -> Unit:
     """Do things to a unit, in this order: daemon-reload, enable, disable, start, stop, restart, reload.
 
     judge: look whether the unit then is what was asked for, not only whether systemd has taken the order; see `_judge`.
@@ -98,7 +101,7 @@ def change(
     return _judge(call, unit, user, actions, timeout) if judge else show(call, unit, user)
 
 
-def restore(call: Context, unit: str, keep: str, user: bool = False, timeout: float = 300.0) -> Dict[str, Any]:
+def restore(call: Context, unit: str, keep: str, user: bool = False, timeout: float = 300.0) -> Restored:
     """Take a change back as far as it must be before other things are undone: stop it, put enablement back."""
     record = load(call, keep)
     if record is None or record.get("undone"):
@@ -115,7 +118,7 @@ def restore(call: Context, unit: str, keep: str, user: bool = False, timeout: fl
 
 def resume(
     call: Context, unit: str, keep: str, user: bool = False, timeout: float = 300.0, judge: bool = False
-) -> Dict[str, Any]:
+) -> Started:
     """Once everything else is undone: have systemd read the unit again, and run it if it ran before.
 
     judge: as of `change`, for a unit that ran well before.
@@ -140,14 +143,14 @@ def resume(
     return {"started": True}
 
 
-def _judge(call: Context, unit: str, user: bool, actions: List[str], timeout: float) -> Dict[str, Any]:
+def _judge(call: Context, unit: str, user: bool, actions: List[Action], timeout: float) -> Unit:
     """What a unit is after `actions`. Raises AgentError if it is not what they were to make of it.
 
     One that was started has to be active, and its main process, where it has one, the same for `LASTS` seconds. A
     oneshot unit may have ended well; timers, sockets and the like have to be active.
     """
     began = time.monotonic()
-    first: Dict[str, Any] = {}
+    first: Optional[Unit] = None
     since = began
     while True:
         now = show(call, unit, user)
@@ -171,7 +174,7 @@ def _judge(call: Context, unit: str, user: bool, actions: List[str], timeout: fl
         if now.get("ActiveState") in ("active", "reloading"):
             if not _main(now):
                 return now
-            if _main(first) != _main(now):
+            if first is None or _main(first) != _main(now):
                 first, since = now, time.monotonic()
             elif time.monotonic() - since >= LASTS:
                 return now
@@ -180,7 +183,7 @@ def _judge(call: Context, unit: str, user: bool, actions: List[str], timeout: fl
         time.sleep(TICK)
 
 
-def _wrong(unit: str, now: Dict[str, Any], first: Dict[str, Any]) -> Optional[str]:
+def _wrong(unit: str, now: Unit, first: Optional[Unit]) -> Optional[str]:
     """What speaks against a unit that was started; first: what it was when it was first seen to run."""
     how = _how_it_ended(now)
     if _between_starts(now) or (first and now.get("NRestarts") != first.get("NRestarts")):
@@ -195,29 +198,29 @@ def _wrong(unit: str, now: Dict[str, Any], first: Dict[str, Any]) -> Optional[st
     return None if done else "%s ended at once: %s" % (unit, how)
 
 
-def _between_starts(now: Dict[str, Any]) -> bool:
+def _between_starts(now: Unit) -> bool:
     return str(now.get("SubState", "")).startswith("auto-restart")
 
 
-def _main(now: Dict[str, Any]) -> int:
+def _main(now: Unit) -> int:
     text = now.get("MainPID", "")
     return int(text) if text.isdigit() else 0
 
 
-def _lived(now: Dict[str, Any]) -> Optional[float]:
+def _lived(now: Unit) -> Optional[float]:
     """For how many seconds its main process has lived; None if it has none."""
     text = now.get("ExecMainStartTimestampMonotonic", "")
     return time.monotonic() - int(text) / 1e6 if _main(now) and text.isdigit() and int(text) else None
 
 
-def _how_it_ended(now: Dict[str, Any]) -> str:
+def _how_it_ended(now: Unit) -> str:
     status, result = now.get("ExecMainStatus", ""), now.get("Result", "")
     if now.get("ExecMainCode") in ("2", "3"):
         return "killed by signal %s" % status
     return "exit code %s" % status if result in ("", "success", "exit-code") and status else result or "no reason given"
 
 
-def this_start(unit: str, user: bool, shown: Dict[str, Any]) -> List[str]:
+def this_start(unit: str, user: bool, shown: Unit) -> List[str]:
     """Arguments of journalctl for what a unit has said, and systemd of it, since it was last started."""
     invocation = shown.get("InvocationID")
     if invocation:
@@ -228,7 +231,7 @@ def this_start(unit: str, user: bool, shown: Dict[str, Any]) -> List[str]:
     return ["--since=@%d" % (time.time() - max(0.0, ago)), "--user-unit" if user else "--unit", unit]
 
 
-def _last_words(call: Context, unit: str, user: bool, now: Dict[str, Any]) -> str:
+def _last_words(call: Context, unit: str, user: bool, now: Unit) -> str:
     """The last thing that this start of the unit itself said, as the journal has it; '' where it has nothing."""
     if not now.get("InvocationID"):
         return ""

@@ -19,7 +19,7 @@ from opsctl.agent.process import container, pids, process, service
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
-    from opsctl.wire.calls.server import Alive
+    from opsctl.wire.calls.process import Alive, Container, HttpWaited, LogWaited, Status, Unit, Waited
 
 TICK = 0.2
 REPORT = 1.0
@@ -36,7 +36,7 @@ def port(
     state: str = "open",
     timeout: float = 300.0,
     alive: Optional[Alive] = None,
-) -> Dict[str, Any]:
+) -> Waited:
     """Wait until something accepts connections there, or (`closed`) until nothing does."""
 
     def probe() -> Tuple[Optional[Dict[str, Any]], str]:
@@ -47,12 +47,13 @@ def port(
             seen = error.strerror or str(error)
         return ({} if (seen == "open") == (state == "open") else None), seen
 
-    return _until(call, "port %d of %s to be %s" % (port, host, state), probe, timeout, alive)
+    waited: Waited = _until(call, "port %d of %s to be %s" % (port, host, state), probe, timeout, alive)
+    return waited
 
 
 def path(
     call: Context, path: str, state: str = "present", timeout: float = 300.0, alive: Optional[Alive] = None
-) -> Dict[str, Any]:
+) -> Waited:
     """Wait until a path is there, or (`absent`) gone."""
     full = absolute(path)
 
@@ -60,7 +61,8 @@ def path(
         there = os.path.lexists(full)
         return ({} if there == (state == "present") else None), "present" if there else "absent"
 
-    return _until(call, "%s to be %s" % (path, state), probe, timeout, alive)
+    waited: Waited = _until(call, "%s to be %s" % (path, state), probe, timeout, alive)
+    return waited
 
 
 def http(
@@ -72,7 +74,7 @@ def http(
     timeout: float = 300.0,
     alive: Optional[Alive] = None,
     sealed: int = 0,
-) -> Dict[str, Any]:
+) -> HttpWaited:
     """Wait until an address answers with one of the statuses (200), and a body in which a pattern is found."""
     wanted = status or [200]
 
@@ -89,7 +91,8 @@ def http(
             return None, "status %d, but %r is not in the answer" % (code, contains)
         return {"status": code}, "status %d" % code
 
-    return _until(call, "%s to answer %s" % (url, " or ".join(map(str, wanted))), probe, timeout, alive)
+    waited: HttpWaited = _until(call, "%s to answer %s" % (url, " or ".join(map(str, wanted))), probe, timeout, alive)
+    return waited
 
 
 def log(
@@ -101,7 +104,7 @@ def log(
     timeout: float = 300.0,
     stall: Optional[float] = None,
     alive: Optional[Alive] = None,
-) -> Dict[str, Any]:
+) -> LogWaited:
     """Wait for a log line in which `pattern` is found; one with `fail` in it, or nothing new for `stall`, ends it.
 
     Without `path` it is the log of the process in `alive`, from where it was started; otherwise without `offset` only
@@ -121,7 +124,8 @@ def log(
         return None, tail.last
 
     try:
-        return _until(call, "a line like %r in %s" % (pattern, path), probe, timeout, alive)
+        waited: LogWaited = _until(call, "a line like %r in %s" % (pattern, path), probe, timeout, alive)
+        return waited
     finally:
         tail.close()
 
@@ -130,13 +134,13 @@ def log_of(path: Optional[str], offset: Optional[int], alive: Optional[Alive]) -
     """The log to read and where to begin."""
     if path is not None:
         return absolute(path), offset
-    record = process.status(Context(), alive["process"]) if alive and "process" in alive else {}
-    if "log" not in record:
+    record = process.status(Context(), alive["process"]) if alive and "process" in alive else None
+    if record is None or "log" not in record:
         raise AgentError("invalid", "no log is known: give its path, or a process that was started by opsctl")
     return record["log"], _begin(record) if offset is None else offset
 
 
-def _begin(record: Dict[str, Any]) -> int:
+def _begin(record: Status) -> int:
     """Where in its log a recorded process began to write."""
     if "log_file" not in record:  # written by an earlier version, or of an adopted process
         return int(record["log_offset"])
@@ -185,7 +189,7 @@ class Watch:
             if seen is None or not seen.alive or seen.start != alive["start"]:
                 raise died("pid %d" % alive["pid"], None)
 
-    def _look_at_unit(self, now: Dict[str, Any], unit: str) -> None:
+    def _look_at_unit(self, now: Unit, unit: str) -> None:
         """A unit that systemd starts again and again is never down for long: its restarts are counted."""
         restarts = now.get("NRestarts", "0")
         if self._restarts is None:
@@ -196,7 +200,7 @@ class Watch:
             text = "unit %s ended and was started again by systemd, %s times so far: a crash loop" % (unit, restarts)
             raise AgentError("failed", text, died=True, tail=[])
 
-    def _look_at_container(self, now: Dict[str, Any], name: str) -> None:
+    def _look_at_container(self, now: Container, name: str) -> None:
         """As docker starts it again by itself, where it is told to, its starts are told apart by their times."""
         if self._started is None:
             self._started = now.get("started")
@@ -214,7 +218,7 @@ def died(what: str, log: Optional[str], offset: int = 0) -> AgentError:
     return AgentError("failed", "%s has ended%s" % (what, said), died=True, tail=lines)
 
 
-def _until(call: Context, what: str, probe: Probe, timeout: float, alive: Optional[Alive]) -> Dict[str, Any]:
+def _until(call: Context, what: str, probe: Probe, timeout: float, alive: Optional[Alive]) -> Any:
     began = reported = time.monotonic()
     watch = Watch(alive)
     while True:

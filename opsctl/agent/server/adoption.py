@@ -7,11 +7,14 @@ processes, and when all that starts it again could be read. Everything else is t
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, List, Optional, cast
 
 from opsctl.agent.process import pids, unitname, units
 from opsctl.wire import command_line
 from opsctl.wire.protocol import Context
+
+if TYPE_CHECKING:
+    from opsctl.wire.calls.process import Listener
 
 # By the name that the kernel has of them: each starts its child again, or ends with it.
 _MANAGERS = ("supervisord", "circusd", "runsv", "s6-supervise", "slurmstepd")
@@ -20,18 +23,11 @@ _FIRST_OF_A_CONTAINER = ("tini", "docker-init", "dumb-init", "catatonit")
 _NAMESPACES = ("mnt", "pid", "net", "user")
 
 
-def listening(call: Context, port: int) -> Optional[Dict[str, Any]]:
-    """Who listens on a port; None if no one does.
-
-    {"pid", "start", "command", "argv", "server", "user", "began", "service", "obstacle"}: of the first process of the
-    SGLang server, where the listener is part of one (`server`), else of the listener itself. began is in seconds since
-    the epoch. service is the unit of systemd that it is, {"unit", "user"}, which would start it again when it is
-    stopped. obstacle says why it cannot be taken over, None if it can. Where another user's process listens that we
-    may not see, there is only {"pid": None, "command": ""}.
-    """
+def listening(call: Context, port: int) -> Optional[Listener]:
+    """Who listens on a port; None if no one does."""
     found = pids.listener(port)
     if found is None or found["pid"] is None:
-        return found
+        return cast("Optional[Listener]", found)
     first = server_of(found["pid"])
     seen = first or pids.look(found["pid"])
     if seen is None:

@@ -20,7 +20,8 @@ from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import Redactor
 
 if TYPE_CHECKING:
-    from opsctl.wire.calls.server import Alive, Begun, Ready
+    from opsctl.wire.calls.process import Alive
+    from opsctl.wire.calls.server import Begun, Ready
 
 TICK = 0.2
 REPORT = 0.5

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional, cast
+from typing import TYPE_CHECKING, Optional, cast
 
 from opsctl.agent.core import durable, runs
 from opsctl.agent.core.undo_record import save
@@ -22,7 +22,8 @@ from opsctl.agent.process.wait import log_of
 from opsctl.wire.protocol import Context
 
 if TYPE_CHECKING:
-    from opsctl.wire.calls.server import Alive, Begun
+    from opsctl.wire.calls.process import Alive, Unit
+    from opsctl.wire.calls.server import Begun
 
 CHUNK = 1 << 20
 KEEP = "server-log"  # where a run keeps the mark of the start that it makes
@@ -81,7 +82,7 @@ class File(Said):
 class Journal(Said):
     """What this start of a unit says, as journalctl gives it."""
 
-    def __init__(self, call: Context, unit: str, user: bool, shown: Dict[str, Any]) -> None:
+    def __init__(self, call: Context, unit: str, user: bool, shown: Unit) -> None:
         self.name = "the journal of %s" % unit
         argv = ["journalctl", "--quiet", "--follow", "--no-tail", "--all", "--output=cat"] + (
             ["--user"] if user else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from opsctl.wire.calls import declared
+from opsctl.wire.calls.process import Alive
 from opsctl.wire.protocol import Call
 
 
@@ -66,17 +67,6 @@ class Ready(TypedDict):
 
     seconds: float
     phases: dict[str, float]
-
-
-class Alive(TypedDict, total=False):
-    """What must not die during a wait: a recorded process, a unit, a container, or a pid with its start in ticks."""
-
-    process: str
-    unit: str
-    user: bool
-    container: str
-    pid: int
-    start: int
 
 
 @declared
