@@ -1,129 +1,158 @@
-"""What a host answers is data from outside: what cannot be made sense of is an error of that host, told in words."""
+"""Checks that what a host answers is of the declared type, as data from outside; types are compiled to checks once."""
 
 from __future__ import annotations
 
-import struct
-import traceback
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from opsctl.errors import OpsctlError, RemoteError
-from opsctl.text import one_line
-
 T = TypeVar("T")
-
-_PACKAGE = str(Path(__file__).parent)
-# What Python raises when data has another shape than the code that reads it expects.
-_MISREAD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, zlib.error, struct.error)
-_last: dict[str, object] = {}  # by host: the last answer that was taken without its shape being known
+Check = Callable[[Any], Any]  # gives the value as the type wants it; raises Misfit
 
 
-class Ours(Exception):
-    """An error of opsctl itself, where answers of a host are read, and none that it could be due to."""
+class Misfit(ValueError):
+    """A value that is not of a type. `path`: where it stands, the innermost place first."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{' of '.join(self.path)} {self.reason}"
 
 
-def taken(host: str) -> None:
-    """Note that `host` has given an answer whose shape nobody has checked."""
-    _last[host] = object()
+def fitting(value: Any, hint: Any, what: str) -> Any:
+    """The value as the type wants it: JSON has lists for tuples. Raises Misfit, which names the field.
 
-
-@contextmanager
-def understood(host: str, *, before: bool = False) -> Iterator[None]:
-    """Within it answers of `host` are read. Raises RemoteError, kind `not-understood`, where one makes no sense.
-
-    Where an answer came whose shape was not checked as it came in (`remote/shapes.py`), it cannot be told from here
-    which is wrong, it or the code that reads it, so the error says both. Where none came the error is ours: Ours.
-
-    Args:
-        before: what is read was answered before.
+    Objects may have more keys than their type says.
     """
-    seen = None if before else _last.get(host)
     try:
-        yield
-    except _MISREAD as error:
-        if isinstance(error, OpsctlError):
-            raise
-        if _last.get(host) is seen:
-            raise Ours(f"{type(error).__name__}: {error}") from error
-        raise RemoteError(
-            f"its answer was not understood: {one_line(f'{type(error).__name__}: {error}')} ({_place(error)})",
-            kind="not-understood",
-            where=host,
-            hint="is something between us and its agent, or its Python damaged? If the host is sound, this is a bug in "
-            "opsctl: please report it with this line",
-        ) from error
+        return _check(hint)(value)
+    except Misfit as error:
+        error.path.append(what)
+        raise
 
 
-def made(kind: type[T], told: Any) -> T:
-    """A dataclass from an object of an answer. Raises ValueError where a field is unknown or of another type."""
-    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
-    if not isinstance(told, Mapping) or told.keys() - hints.keys():
-        raise ValueError(f"{told!r} is no {kind.__name__}")
-    return kind(**{name: _fitting(value, hints[name], f"{kind.__name__}.{name}") for name, value in told.items()})
+def made(kind: Callable[..., T], told: Mapping[str, Any]) -> T:
+    """A dataclass from an object of an answer, which may have more. Raises Misfit where a field is of another type."""
+    hints = {name: hint for name, hint in _hints(kind).items() if name in told}
+    return kind(**{name: fitting(told[name], hint, f"`{name}` of the answer") for name, hint in hints.items()})
 
 
 @cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _fitting(value: Any, hint: Any, what: str) -> Any:
-    """A value as a type wants it: JSON has lists for tuples, and whole numbers for floats."""
-    options = get_args(hint)
+@cache
+def _check(hint: Any) -> Check:
+    options, origin = get_args(hint), get_origin(hint)
     if hint is Any:
-        return value
+        return lambda value: value
     if is_typeddict(hint):
-        return _object_of(value, hint, what)
-    if get_origin(hint) in (Union, UnionType):
-        for option in options:
-            with suppress(ValueError):
-                return _fitting(value, option, what)
-    elif get_origin(hint) is tuple:
-        if isinstance(value, list | tuple):
-            wanted = options[:1] * len(value) if options[-1] is ... else options
-            if len(wanted) == len(value):
-                return tuple(_fitting(v, option, what) for v, option in zip(value, wanted, strict=True))
-    elif get_origin(hint) in (list, dict) and isinstance(value, get_origin(hint)):
-        inside = value.values() if isinstance(value, dict) else value
-        for inner in inside:
-            _fitting(inner, options[-1], f"each of {what}")
+        return _object(hint)
+    if origin in (Union, UnionType):
+        return _union(options)
+    if origin is tuple:
+        return _tuple(options)
+    if origin is list:
+        return _each(list, _check(options[0]), list.__iter__)
+    if origin is dict:
+        return _each(dict, _check(options[-1]), dict.values)
+    if origin is Literal:
+        return _where(lambda value: isinstance(value, str | int) and value in options)
+    if hint is float:
+        return _where(lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+    if hint is int:
+        return _where(lambda value: isinstance(value, int) and not isinstance(value, bool))
+    return _where(lambda value: isinstance(value, origin or hint))
+
+
+def _where(holds: Callable[[Any], bool]) -> Check:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise _wrong(value)
         return value
-    elif get_origin(hint) is Literal:
-        if value in options:
-            return value
-    elif isinstance(value, bool):  # which is an int to Python
-        if hint is bool:
-            return value
-    elif isinstance(value, (int, float) if hint is float else get_origin(hint) or hint):
+
+    return check
+
+
+def _wrong(value: Any) -> Misfit:
+    return Misfit(f"cannot be {value!r:.100}")
+
+
+def _each(kind: type[Any], inner: Check, inside: Callable[[Any], Any]) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise _wrong(value)
+        try:
+            for one in inside(value):
+                inner(one)
+        except Misfit as error:
+            error.path.append("each")
+            raise
         return value
-    raise ValueError(f"{what} cannot be {value!r:.100}")
+
+    return check
 
 
-def _object_of(value: Any, hint: Any, what: str) -> Any:
-    """An object with at least what a TypedDict says; it may have more."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what} cannot be {value!r:.100}")
-    hints = _hints(hint)
-    for name, wanted in hints.items():
-        if name in value:
-            _fitting(value[name], wanted, f"`{name}` of {what}")
-        elif name in hint.__required_keys__:
-            raise ValueError(f"`{name}` of {what} is missing")
-    return value
+def _tuple(options: tuple[Any, ...]) -> Check:
+    endless = options[-1] is ...
+    checks = [_check(option) for option in (options[:1] if endless else options)]
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or not (endless or len(value) == len(checks)):
+            raise _wrong(value)
+        return tuple(fits(one) for fits, one in zip(checks * len(value) if endless else checks, value, strict=True))
+
+    return check
 
 
-def fitting(value: Any, hint: Any, what: str) -> None:
-    """Raises ValueError, in words, where `value` is not as the type `hint` says."""
-    _fitting(value, hint, what)
+def _union(options: tuple[Any, ...]) -> Check:
+    """An object is told from others by its words: where one alone has them, it is that one's fields that are judged."""
+    checks = [_check(option) for option in options]
+    objects = [option for option in options if is_typeddict(option)]
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            meant = [option for option in objects if _says(value, option)]
+            if len(meant) == 1:
+                return _check(meant[0])(value)
+        for fits in checks:
+            try:
+                return fits(value)
+            except Misfit:
+                continue
+        raise _wrong(value)
+
+    return check
 
 
-def _place(error: BaseException) -> str:
-    """The line of ours that could not go on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)] or frames
-    return f"{ours[-1].filename.removeprefix(_PACKAGE).lstrip('/')}:{ours[-1].lineno}"
+def _says(value: Mapping[str, Any], hint: Any) -> bool:
+    """Whether an object has the words that only objects of this type have."""
+    words = {name: get_args(kind) for name, kind in _hints(hint).items() if get_origin(kind) is Literal}
+    return all(value.get(name) in allowed for name, allowed in words.items() if name in hint.__required_keys__)
+
+
+def _object(hint: Any) -> Check:
+    fields = [(name, _check(kind), name in hint.__required_keys__) for name, kind in _hints(hint).items()]
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _wrong(value)
+        for name, fits, required in fields:
+            if name in value:
+                try:
+                    fits(value[name])
+                except Misfit as error:
+                    error.path.append(f"`{name}`")
+                    raise
+            elif required:
+                missing = Misfit("is missing")
+                missing.path.append(f"`{name}`")
+                raise missing
+        return value
+
+    return check

@@ -53,15 +53,13 @@ def the_host(inventory: str | None, pattern: str | None) -> InventoryHost:
 @contextmanager
 def on_one(host: InventoryHost) -> Iterator[RemoteHost]:
     """The connection to one host. Raises Unreachable, HostKeyError, AuthFailed, UsageError."""
-    from opsctl.answers import understood
     from opsctl.cli import early
 
     with early.reaching([host]) as connections:
         remote = connections.of(host.connection()).result().remote
         remote.tell_secrets(host.secrets())
         _tell_left_behind(remote, remote.send([_left_behind()])[0])
-        with understood(host.name):
-            yield remote
+        yield remote
 
 
 def on_each(
@@ -77,12 +75,11 @@ def on_each(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from opsctl.answers import understood
     from opsctl.cli import early
 
     def one(host: InventoryHost, connecting: Future[Connected]) -> Done[T]:
         try:
-            with connecting.result().remote as remote, understood(host.name):
+            with connecting.result().remote as remote:
                 remote.tell_secrets(host.secrets())
                 asked = remote.send([_left_behind()])[0] if past else None
                 value = work(remote, host)

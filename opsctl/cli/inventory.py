@@ -10,7 +10,7 @@ import typer
 
 from opsctl.cli.hosts import chosen, on_each, tell_errors
 from opsctl.cli.options import HostOption, InventoryOption
-from opsctl.errors import Exit, HostKeyError, UsageError
+from opsctl.errors import Exit, HostKeyError, RemoteError, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
@@ -155,12 +155,16 @@ def _demand_replaceable(found: Sequence[tuple[str, Found]], fingerprints: Sequen
 
 
 def _look(remote: RemoteHost, host: InventoryHost) -> dict[str, Any]:
-    from opsctl.wire.protocol import Call
+    from opsctl.wire.calls import core
+    from opsctl.wire.calls.core import Facts
 
-    told = remote.call(Call("facts.gather", {"parts": ["host", "user", "python"]}), timeout=60).result
+    told: Facts = remote.call(core.facts_gather(["host", "user", "python"]), timeout=60).result
+    user, node, python = told.get("user"), told.get("host"), told.get("python")
+    if user is None or node is None or python is None:
+        raise RemoteError(f"it does not say what it is: {told['missing']}", where=host.name)
     return {
-        "host": host.name, "user": told["user"]["name"], "node": told["host"]["name"],
-        "python": told["python"]["version"], "host_key": remote.fingerprint, "warnings": list(remote.warnings),
+        "host": host.name, "user": user["name"], "node": node["name"],
+        "python": python["version"], "host_key": remote.fingerprint, "warnings": list(remote.warnings),
     }  # fmt: skip
 
 

@@ -162,16 +162,14 @@ def _no_log(file: Path, lines: int) -> Unreadable:
 
 
 def _show(found: dict[str, Summary]) -> None:
-    from opsctl.answers import understood
     from opsctl.sglang.logs import log_lines
     from opsctl.text import printable
 
     for name, one in found.items():
         if len(found) > 1:
             typer.secho(name, bold=True)
-        with understood(name, before=True):
-            for line in log_lines.lines(one):
-                typer.echo(printable(line))
+        for line in log_lines.lines(one):
+            typer.echo(printable(line))
 
 
 def _write(path: Path, text: str) -> None:

@@ -29,7 +29,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """What runs where: process or unit, code, models, flags, GPU memory, and whether it generates tokens."""
-    from opsctl.answers import understood
     from opsctl.cli import server_look
 
     key = os.environ.get(api_key_env)
@@ -38,8 +37,7 @@ def status(
         typer.echo(json.dumps({name: [asdict(s) for s in servers] for name, servers in found.items()}))
         return code
     for name, servers in found.items():
-        with understood(name, before=True):
-            _show(name, servers)
+        _show(name, servers)
     return code
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from opsctl import modules
-from opsctl.answers import understood
 from opsctl.engine import past_runs, templating
 from opsctl.engine.events import Status
 from opsctl.engine.model import count_of, duration_of
@@ -131,11 +130,10 @@ class Doing:
         module = modules.get(self.task.module)
         self._changing = isinstance(module, Action) and not module.read_only
         try:
-            with understood(self.session.name):
-                if isinstance(module, Action):
-                    result = self._act(module, item, timeout)
-                else:
-                    result = self._bring_about(module, item, seen, timeout)
+            if isinstance(module, Action):
+                result = self._act(module, item, timeout)
+            else:
+                result = self._bring_about(module, item, seen, timeout)
         except Undecided as error:
             result = Result("unknown", error.reason)
         except Interrupted:

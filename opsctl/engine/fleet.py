@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
 
-from opsctl.answers import understood
 from opsctl.engine import past_runs
 from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted, Problem
@@ -119,6 +118,13 @@ class Fleet:
         self._leave_out(waiting, failed)
         return failed
 
+    def give_up(self, bug: Exception) -> None:
+        """End the hosts that a fault of opsctl has kept from their end; what was done there can be gone on with."""
+        error = OpsctlError(f"stopped by a fault in opsctl: {type(bug).__name__}: {bug}")
+        for session in self.sessions.values():
+            if session.name not in self.ended:
+                self._end(session, Ended("failed", Exit.BUG, error))
+
     def cancel(self) -> None:
         """Ask all hosts to give up what they are doing: at once, since one may take no more input for a while."""
         for session in list(self.sessions.values()):
@@ -128,14 +134,12 @@ class Fleet:
         """A play on a host, to its end, whatever that is."""
         try:
             try:
-                with understood(session.name):
-                    it = on_host(session)
-                    HostRun(it, session, _deadline(play, it)).run(None if self.info.check else play.lock)
-                    if session.supervised:
-                        self._confirm(session)
+                it = on_host(session)
+                HostRun(it, session, _deadline(play, it)).run(None if self.info.check else play.lock)
+                if session.supervised:
+                    self._confirm(session)
             except OpsctlError as error:
-                with understood(session.name):
-                    self._failed(play, session, error)
+                self._failed(play, session, error)
         except OpsctlError as error:
             self._end(session, Ended(*_plain_end(error), error))
 

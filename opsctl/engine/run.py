@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opsctl import __version__, runname
-from opsctl.answers import understood
 from opsctl.engine import find, params, past_runs, preflight, select, templating, usage
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
@@ -196,6 +195,9 @@ def execute(
         for stage in plan.stages:
             fleet.play(stage.play, stage.hosts, _placer(stage, plan, options, begun_for, emit, clock))
         code = fleet.finish()
+    except Exception as bug:
+        fleet.give_up(bug)
+        raise
     finally:
         fleet.close()
     if code is Exit.DONE and options.check and options.exit_code:
@@ -271,8 +273,7 @@ def _begun_for(plan: Plan, options: Options, connections: Connections) -> Collec
     asked = [(host.name, connections.of(host.connection())) for host in plan.hosts]
     for name, connecting in asked:
         try:
-            with understood(name):
-                runs = past_runs.past_runs(connecting.result().remote.call(core.history_list(100), timeout=60))
+            runs = past_runs.past_runs(connecting.result().remote.call(core.history_list(100), timeout=60))
         except OpsctlError as error:
             error.where = error.where or name
             silent.append(error)

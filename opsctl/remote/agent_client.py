@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from opsctl import answers
+from opsctl.answers import fitting
 from opsctl.errors import Conflict, Damaged, Locked, OpsctlError, RemoteError, Unreachable, UsageError
-from opsctl.remote import become, bundle, heartbeat, shapes
+from opsctl.remote import become, bundle, heartbeat
 from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line, size
 from opsctl.wire import limits
+from opsctl.wire.calls import reply_type
 from opsctl.wire.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 
 OnProgress = Callable[[Any, bytes], None]
@@ -177,8 +178,6 @@ class AgentClient:
             if pending.outcome is None and _over(deadline):
                 return self._late(pending, timeout)
         self._tell(pending)
-        if isinstance(pending.outcome, Reply) and shapes.of(pending.call.name) is None:
-            answers.taken(self._name)
         return pending.outcome
 
     def cancel(self, pending: Pending) -> None:
@@ -320,7 +319,7 @@ class AgentClient:
             elif "error" in header:
                 pending.outcome = _error(header["error"], self._name)
             elif "result" in header:
-                pending.outcome = shapes.checked(pending.call.name, Reply(header["result"], body), self._name)
+                pending.outcome = checked(pending.call, Reply(header["result"], body), self._name)
             else:
                 raise ProtocolError(f"an answer to call {number} with neither result nor error")
             if pending.outcome is not None:
@@ -360,6 +359,26 @@ class AgentClient:
                 hint="what it was doing is in the host's journal: opsctl history",
             )
         )
+
+
+def checked(call: Call[Any], reply: Reply[Any], host: str) -> Reply[Any] | OpsctlError:
+    """The reply, or what is wrong with it where it is not of the type that is declared for the call."""
+    try:
+        fitting(reply.result, reply_type(call.name), f"the answer to {call.name}")
+        if call.name in ("journal.apply", "supervise.start") and "replies" in reply.result:
+            inner, found = call.args["calls"], reply.result["replies"]
+            if len(inner) != len(found) or sum(length for _, length in found) != len(reply.body):
+                raise ValueError(f"the answer to {call.name} has {len(found)} replies to {len(inner)} calls")
+            for (name, _, _), (result, _) in zip(inner, found, strict=True):
+                fitting(result, reply_type(name), f"the answer to {name}")
+    except ValueError as error:
+        return RemoteError(
+            f"its answer was not understood: {one_line(str(error))}",
+            kind="not-understood",
+            where=host,
+            hint="is something between us and its agent, or its Python damaged?",
+        )
+    return reply
 
 
 def _error(error: Any, host: str) -> OpsctlError:

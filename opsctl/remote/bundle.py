@@ -33,6 +33,7 @@ _PACKAGE = Path(__file__).parents[1]  # not importlib.resources: it takes 10 ms 
 _IMPORT = re.compile(r"^[ \t]*from opsctl\.((?:agent|wire)[.\w]*) import (\([^)]*\)|[^\n#]+)", re.M)
 _DOCSTRING = re.compile(r'^([ \t]*)"""[^"]*(?:"(?!"")[^"]*)*"""[ \t]*$', re.M)
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.M)
+_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+\S.*\n|\n(?=[ \t]))+", re.M)
 # What every agent needs of the standard library; and what many need besides, which is loaded while the agent's own
 # source is still on the way: on a long link that saves 20 ms, where nothing is to be waited for it would cost them.
 _NEEDED = "os,zlib,json,typing,threading,contextlib,struct,signal,importlib.machinery,fcntl"
@@ -139,10 +140,11 @@ def _source(module: str) -> str:
 
 
 def slim(text: str) -> str:
-    """Agent source without docstrings and comments, with the same lines: what has to travel is 40 % less.
+    """Agent source without docstrings, comments and imports for types, with the same lines: 40 % less has to travel.
 
     A new connection sends 14 KB before it has to wait for the other side, so this saves many hosts a round trip.
     """
+    text = _TYPES.sub(lambda found: "\n" * found[0].count("\n"), text)
     return _COMMENT.sub("", _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text))
 
 

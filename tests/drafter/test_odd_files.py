@@ -15,7 +15,7 @@ from opsctl.drafter.folder import here, open_folder, read_config
 from opsctl.drafter.judge import Judgement
 from opsctl.drafter.verdict import Verdict
 from opsctl.errors import OpsctlError, RemoteError
-from opsctl.remote.shapes import checked
+from opsctl.remote.agent_client import checked
 from opsctl.wire.protocol import Call, Reply
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors
@@ -227,7 +227,7 @@ def test_a_host_that_answers_otherwise_is_no_bug_of_ours(tmp_path: Path) -> None
 
     def told(call: Call[Any], files: list[Any]) -> Reply[Any]:
         reply = Reply({**here(call).result, "files": files}, here(call).body)
-        understood = checked(call.name, reply, "gpu1")
+        understood = checked(call, reply, "gpu1")
         if isinstance(understood, OpsctlError):
             raise understood
         return understood

@@ -18,6 +18,9 @@ MODULES = [path for room in ("agent", "wire") for path in sorted((PACKAGE / room
 def meaning(text: str) -> str:
     """The syntax tree with the line of every node, docstrings blank."""
     tree = ast.parse(text)
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
     for node in ast.walk(tree):
         for field in ("end_lineno", "end_col_offset"):  # of what holds a docstring
             vars(node).pop(field, None)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.answers import Ours, understood
 from opsctl.cli.main import run as opsctl
 from opsctl.errors import Exit, RemoteError
+from opsctl.modules.line import Line
 from opsctl.wire.protocol import Call
 from tests.conftest import MakeHost
 from tests.engine.world import Project
@@ -104,23 +104,19 @@ def test_an_answer_of_another_shape_is_told_as_it_comes_in(project: Project, mak
     assert caught.value.kind == "not-understood"
 
 
-@pytest.mark.parametrize(
-    ("asked", "fault", "told"),
-    [
-        (Call("filelook.stat", {"path": "/"}), KeyError("x"), Ours),  # the shape of its answer is known
-        (Call("facts.gather", {}), AssertionError(), AssertionError),
-        (Call("facts.gather", {}), KeyError("x"), RemoteError),  # which of the two it is cannot be told
-    ],
-)
-def test_an_error_of_ours_is_not_told_as_the_hosts(
-    make_host: MakeHost, asked: Call, fault: Exception, told: type[Exception]
+def test_a_bug_of_ours_is_told_as_one_and_leaves_the_host_in_order(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    host = make_host()
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
 
-    def read() -> None:
-        with understood(host.name):
-            host.call(asked)
-            raise fault
-
-    with pytest.raises(told):
-        read()
+    project.hosts("here")
+    monkeypatch.setattr(Line, "plan", broken)
+    assert opsctl(["run", "play.yaml", "-y"]) == Exit.BUG
+    said = capfd.readouterr().err
+    assert "KeyError: 'ours'" in said
+    assert "bug in opsctl" in said
+    assert opsctl(["history", "--host", "here", "--json"]) == Exit.DONE
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert run["outcome"] == "failed"
+    assert "a fault in opsctl" in run["why"]

@@ -141,7 +141,7 @@ def _host(found: calls.Gathered, wanted: Wanted, offset: float | None) -> Host:
         "numa_nodes": said.get("numa_nodes"),
         "memory_controllers": _controllers(said.get("memory_controllers")),
         "network": _ports(said.get("network"), found.get("pci") or ()),
-        "cuda": made(CudaStart, smi["cuda"]) if smi.get("cuda") else None,
+        "cuda": made(CudaStart, cuda) if (cuda := smi.get("cuda")) else None,
         "links": smi_links.read(links.get("status", ""), links.get("errors", ""))
         if (links := smi.get("links"))
         else None,

@@ -7,7 +7,7 @@ A declaration is a function without a body that is named `<area>_<function>`:
 
 Called, it gives the `Call` with the arguments that were given; an argument `body` (bytes) becomes the body. The agent's
 function takes the same parameters after its context and returns the same type, which a test holds. A reply is checked
-against the type when it comes in (remote/replies.py). Nothing of this folder is sent to hosts.
+against the type when it comes in (remote/agent_client.py). Nothing of this folder is sent to hosts.
 """
 
 from __future__ import annotations
