@@ -28,6 +28,7 @@ _LINKS = typer.Option(
     False, "--follow-links", help="Follow symbolic links out of the folder (a Hugging Face cache has them)."
 )
 _VERSIONS = re.compile(r"v?\d+\.\d")
+_REFERENCE = re.compile(r"main|master|HEAD|latest|nightly|dev|[0-9a-f]{7,40}")
 
 
 @app.command()
@@ -68,6 +69,8 @@ def check(
         serving = host or (sglang if not by_version else None) or drafter.host
         if host and sglang and not by_version and sglang != host:
             raise UsageError("--sglang and --host name two hosts", hint="one host serves: give one of them")
+        if sglang and not by_version:
+            _demand_host(inventory, sglang)
         with Places(inventory) as places:
             met = places.meet(serving, drafter, follow_links=follow_links and not full) if serving else None
             case = _case(places, drafter, target, serving, met, tp, context_length, full, follow_links)
@@ -88,6 +91,21 @@ def check(
 
     reporting.tell(lambda: drafter_cases.findings(judgement, path, _config(drafter, case)), judgement.exit_code, tell)
     return judgement.exit_code
+
+
+def _demand_host(inventory: str | None, name: str) -> None:
+    """Refuse what --sglang was given, where it is neither a version nor a host: a branch, a commit, a slip."""
+    from opsctl.cli.hosts import the_host
+
+    hint = "what a branch or commit does is read where it lies: give the host that serves it, as --host HOST"
+    try:
+        host = the_host(inventory, name)
+    except UsageError as error:
+        raise UsageError(
+            f"--sglang {name}: neither a release, as 0.5.23, nor a host: {error.message}", hint=hint
+        ) from error
+    if host.sglang.checkout is None and _REFERENCE.fullmatch(name):  # without an inventory any name is a host's
+        raise UsageError(f"--sglang {name}: a branch or commit is not a release, as 0.5.23 is", hint=hint)
 
 
 def _config(drafter: Place, case: Case) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from opsctl.drafter.settings import MLA
 from opsctl.errors import UsageError
 from opsctl.sglang import releases
 from opsctl.sglang.releases import Capture, Target, Version
@@ -52,17 +53,27 @@ def _since(version: str, source: str) -> Feature:
     return Feature(Version.parse(version), source)
 
 
+def _with_algorithm(name: str) -> Feature:
+    return Feature(releases.first("algorithms", name, name), f"SpeculativeAlgorithm.{name}")
+
+
+def _reading(fact: str, said: str) -> Feature:
+    """What the draft model's code of a release does, as `opsctl source facts` reads it."""
+    return Feature(releases.first("draft", fact, said), fact)
+
+
 # Algorithms: speculative/spec_info.py, and dflash_utils.py for Domino.
-EAGLE = _since("0.4.6", "SpeculativeAlgorithm.EAGLE, of which NEXTN is another name")
-EAGLE3 = _since("0.4.6", "SpeculativeAlgorithm.EAGLE3")
-STANDALONE = _since("0.5.2", "SpeculativeAlgorithm.STANDALONE")
-DFLASH = _since("0.5.11", "SpeculativeAlgorithm.DFLASH")
-DSPARK = _since("0.5.16", "SpeculativeAlgorithm.DSPARK")
+EAGLE = _with_algorithm("EAGLE")  # of which NEXTN is another name
+EAGLE3 = _with_algorithm("EAGLE3")
+STANDALONE = _with_algorithm("STANDALONE")
+DFLASH = _with_algorithm("DFLASH")
+DSPARK = _with_algorithm("DSPARK")
 DOMINO = _since("0.5.20", "dflash_utils.py is_domino")
-LAYERS_0_NAMES = _since("0.5.12", "llama_eagle3.py legacy_name_map, #24663")
-MULTI_LAYER = _since("0.5.12", "llama_eagle3.py self.layers, #24663")
-MLA_CLASS = _since("0.5.12", "kimi_k25_eagle3.py")
-FREE_AUX_COUNT = _since("0.5.12", "llama_eagle3.py num_aux_hidden_states, #24663")
+LAYERS_0_NAMES = _reading("layer-names", "midlayer, layers.0")  # llama_eagle3.py legacy_name_map, #24663
+MULTI_LAYER = _reading("draft-layers", "any")  # llama_eagle3.py self.layers, #24663
+FREE_AUX_COUNT = _reading("fc-width", "configured")  # llama_eagle3.py num_aux_hidden_states, #24663
+AUX_IDS_IN_GRAPHS = _reading("graph-layer-ids", "configured")  # set before graphs are captured, #22836
+MLA_CLASS = Feature(releases.first("draft_classes", MLA), "kimi_k25_eagle3.py")
 FC_NORM = _since("0.5.12", "llama_eagle3.py fc_norm, #24663")
 FC_NORM_MLA = _since("0.5.13", "kimi_k25_eagle3.py fc_norm, #26506")
 NORM_BEFORE_FC = _since("0.5.17", "llama_eagle3.py input_norm, #32334")
@@ -76,7 +87,6 @@ NULL_EAGLE_CONFIG = _since("0.5.15", "eagle_utils.py `or {}`; before that, None 
 MISSING_SHARD_RAISES = _since("0.5.17", "weight_utils.py filter_duplicate_safetensors_files, #32279")
 LAYER_0_CAPTURE = _since("0.5.14", "deepseek_v2.py captures in the layer; before that, layer 0 has no residual to add")
 KIMI_K2_CONFIG = _since("0.5.12", "hf_transformers/common.py registers kimi_k2")
-AUX_IDS_IN_GRAPHS = _since("0.5.11", "init_aux_hidden_state_capture before graph capture, #22836")
 
 
 # What most classes do; taken where a class is not known, which is said.

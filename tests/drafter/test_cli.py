@@ -43,6 +43,8 @@ def test_machine_interface(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         (build.specforge, ["--sglang", "0.5.12", "--context-length", "999999"], 11),
         (build.specforge, ["--sglang", "0.5.12", "--tp", "16"], 11),
         (build.specforge, ["--sglang", "zero"], 2),
+        (build.specforge, ["--sglang", "main"], 2),
+        (build.specforge, ["--sglang", "3207427"], 2),
         (build.specforge, ["--sglang", ","], 2),
     ],
 )

@@ -1,8 +1,7 @@
 """What a server log tells of the SGLang version and of the launch flags.
 
-`server_args=` prints every field of ServerArgs, and each release added some. `FIELDS` names one field per release that
-is there from that release on and was in none before (read in the wheels of the releases listed; releases between them,
-mostly post releases, count as the one before). Where the log has no such line, the wording of others narrows it down.
+`server_args=` prints every field of ServerArgs, and each release added some. Where the log has no such line, the
+wording of others narrows it down.
 """
 
 from __future__ import annotations
@@ -12,49 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# release -> a field of ServerArgs new in it; None where it has the fields of the one before.
-FIELDS: tuple[tuple[str, str | None], ...] = (
-    ("0.4.6", None),
-    ("0.4.6.post5", "enable_eplb"),
-    ("0.4.7", "eplb_algorithm"),
-    ("0.4.8", "custom_weight_loader"),
-    ("0.4.9", "crash_dump_folder"),
-    ("0.4.9.post6", "enable_lora"),
-    ("0.4.10", None),
-    ("0.5.1", "tool_server"),
-    ("0.5.2", "numa_node"),
-    ("0.5.3", "enable_fp32_lm_head"),
-    ("0.5.3.post3", "modelopt_quant"),
-    ("0.5.4", "kt_cpuinfer"),
-    ("0.5.4.post3", "rl_on_policy_target"),
-    ("0.5.5", "kt_max_deferred_experts_per_token"),
-    ("0.5.5.post3", "kt_weight_path"),
-    ("0.5.6", "dllm_algorithm"),
-    ("0.5.6.post2", "dllm_algorithm_config"),
-    ("0.5.7", "encoder_only"),
-    ("0.5.8", "model_checksum"),
-    ("0.5.8.post1", None),
-    ("0.5.9", "attn_cp_size"),
-    ("0.5.10", "use_ray"),
-    ("0.5.10.post1", None),
-    ("0.5.11", "enable_mis"),
-    ("0.5.12", "detokenizer_worker_num"),
-    ("0.5.12.post1", None),
-    ("0.5.13", "kv_canary"),
-    ("0.5.13.post1", None),
-    ("0.5.14", "cp_strategy"),
-    ("0.5.15", "dcp_size"),
-    ("0.5.15.post1", None),
-    ("0.5.16", "dllm_fdfo"),
-    ("0.5.17", "dcp_comm_backend"),
-    ("0.5.18", "language_model_only"),
-    ("0.5.19", "deepep_v2_mode"),
-    ("0.5.20", "ple_offload_dir"),
-    ("0.5.21", "swa_prefix_tails"),
-    ("0.5.22", "watermark_key"),
-    ("0.5.23", "enable_paged_experts"),
-)
-RELEASES: tuple[str, ...] = tuple(release for release, _ in FIELDS)
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Range, Version
+
+# The fields of ServerArgs that each release added and every later one has.
+FIELDS = releases.markers("fields")
 
 # Wording -> first and last release that has it. Sources: managers/scheduler_metrics_mixin.py and its successors,
 # model_executor/model_runner.py, mem_cache/memory_pool.py of the wheels.
@@ -85,21 +46,25 @@ def version(flags: Mapping[str, Any], samples: Mapping[str, str]) -> str | None:
         flags: the fields of ServerArgs, {} where the log does not have them.
         samples: a line of each kind, as `Scanner.finish` gives them.
     """
-    low, high = 0, len(RELEASES) - 1
+    low, high = releases.known()[0], releases.known()[-1]
     told = False
     if len(flags) > 50:  # else the line was cut, and an absent field means nothing
         told = True
-        low = max((i for i, (_, field) in enumerate(FIELDS) if field in flags), default=0)
-        high = next((i - 1 for i, (_, field) in enumerate(FIELDS) if i > low and field and field not in flags), high)
+        low = max((version for version, fields in FIELDS if not flags.keys().isdisjoint(fields)), default=low)
+        after = next((version for version, _ in FIELDS if version > low), None)
+        high = _before(after) if after else high
     else:
         for kind, pattern, since, until in WORDINGS:
             if kind in samples and re.search(pattern, samples[kind]):
                 told = True
-                low = max(low, RELEASES.index(since) if since else 0)
-                high = min(high, RELEASES.index(until) if until else high)
-    if not told or low > high:
-        return None
-    return RELEASES[low] if low == high else f"{RELEASES[low]} to {RELEASES[high]}"
+                low = max(low, Version.parse(since) if since else low)
+                high = min(high, Version.parse(until) if until else high)
+    return str(Range(low, high)) if told and low <= high else None
+
+
+def _before(version: Version) -> Version:
+    """The release before one."""
+    return max(one for one in releases.known() if one < version)
 
 
 def flags(text: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from opsctl.sglang.releases.version import Version
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Version
 from opsctl.sglang.source import symbols
 from opsctl.sglang.source.symbols import Function, Method, Module, NotPython, find_method, parse
 from opsctl.sglang.source.tree import SourceTree
@@ -38,6 +39,9 @@ class Settled(Exception):
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.reason)
         self.finding = finding
+
+
+IN_NONE = f"in no version up to {releases.known()[-1]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import About, Finding, Status, called_from, conflict, first_raise, identifiers
+from opsctl.sglang.patches.base import IN_NONE, About, Finding, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import CLASS, Loader, loader
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import assignments, called_name
@@ -67,7 +67,7 @@ class D2tGuard:
     name = "eagle3-d2t-guard"
     about = About(
         reason="a wrong d2t maps drafts to other tokens: garbage that is never accepted, or an index error",
-        upstream="in no version up to 0.5.23",
+        upstream=IN_NONE,
         precondition=f"{CLASS}.load_weights adds arange to d2t",
         end_state="load_weights raises for a d2t that is not integer, has the wrong length, leaves the target "
         "vocabulary, repeats ids or is an absolute table, and says which",

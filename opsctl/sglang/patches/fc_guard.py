@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import About, Finding, Status, called_from, conflict, first_raise, identifiers
+from opsctl.sglang.patches.base import IN_NONE, About, Finding, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import inner_model, loader
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import ClassRef, Method, dotted
@@ -33,7 +33,7 @@ class FcGuard:
     name = "eagle3-fc-guard"
     about = About(
         reason="features that were not captured have the hidden size, so fc is skipped and nothing accepted or logged",
-        upstream="in no version up to 0.5.23",
+        upstream=IN_NONE,
         precondition="the draft model's forward applies self.fc to spec_info.hidden_states if the width differs",
         end_state="forward raises if features from the target are not of fc's input width and the checkpoint has an fc",
         proof="forward runs on stand-ins: the right width goes through fc, the draft model's own states while drafting "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import About, Finding, Status, called_from, conflict, first_raise, identifiers
+from opsctl.sglang.patches.base import IN_NONE, About, Finding, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import CLASS, Loader, loader, loading_calls, stacked_loop
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import assignments, called_name, dotted, find_method
@@ -53,7 +53,7 @@ class LoaderStrict:
     name = "eagle3-loader-strict"
     about = About(
         reason="a missing or misnamed tensor leaves a parameter uninitialised; the server runs, drafts are rejected",
-        upstream="in no version up to 0.5.23",
+        upstream=IN_NONE,
         precondition=f"{CLASS}.load_weights puts each tensor into params_dict[name] or skips it",
         end_state="load_weights ends with an error for parameters without a tensor and tensors without a parameter",
         proof="load_weights runs on stand-in tensors: complete checkpoints load (also without embedding, and without a "

@@ -9,13 +9,13 @@ import posixpath
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-from opsctl.sglang.releases.version import Version
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Version
 from opsctl.text import nearest
 from opsctl.wire import command_line
 
-OLDEST, NEWEST = Version(0, 4, 6), Version(0, 5, 23)
+OLDEST, NEWEST = releases.known()[0], releases.known()[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Since:
 @cache
 def history() -> dict[str, Since]:
     """Every flag of the releases OLDEST to NEWEST, from their source."""
-    rows = resources.files(__package__).joinpath("launch_flags.tsv").read_text("ascii").splitlines()
     return {
-        flag: Since(Version.told(first), Version.told(last)) for flag, first, last in (row.split("\t") for row in rows)
+        flag: Since(first if first > OLDEST else None, last if last < NEWEST else None)
+        for flag, (first, last) in releases.spans("flags").items()
     }
 
 

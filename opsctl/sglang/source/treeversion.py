@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opsctl.sglang.releases.version import Version
+from opsctl.sglang import releases
+from opsctl.sglang.releases import Version
 
 VERSION_FILES = (
     "_version.py",
@@ -19,29 +20,8 @@ VERSION_FILES = (
     "__init__.py",
 )  # made by the build; kept by hand up to 0.5.6.post2; by hand
 
-# The first release with each file, read from the wheels of 0.5.6 to 0.5.23; each file is in every later one. Releases
-# that only mend one (0.5.8.post1 and the like) add none.
-MARKERS: tuple[tuple[Version, str], ...] = (
-    (Version(0, 5, 6, 1), "srt/models/ministral3.py"),
-    (Version(0, 5, 6, 2), "srt/models/paddleocr_vl.py"),
-    (Version(0, 5, 7), "srt/models/glmasr.py"),
-    (Version(0, 5, 8), "srt/models/afmoe.py"),
-    (Version(0, 5, 9), "srt/models/sdar.py"),
-    (Version(0, 5, 10), "srt/models/sarvam_moe.py"),  # in its release candidate too
-    (Version(0, 5, 11), "srt/models/dflash.py"),
-    (Version(0, 5, 12), "srt/models/laguna.py"),
-    (Version(0, 5, 13), "srt/models/step3p7.py"),
-    (Version(0, 5, 14), "srt/models/zaya.py"),
-    (Version(0, 5, 15), "srt/models/hrm_text.py"),
-    (Version(0, 5, 16), "srt/models/mellum.py"),
-    (Version(0, 5, 17), "srt/models/kimi_k3.py"),
-    (Version(0, 5, 18), "srt/models/muse_glimmer.py"),
-    (Version(0, 5, 19), "srt/models/dots3.py"),
-    (Version(0, 5, 20), "srt/models/cosmos3.py"),
-    (Version(0, 5, 21), "srt/models/iquest_q1.py"),
-    (Version(0, 5, 22), "srt/models/embedding_gemma2.py"),
-    (Version(0, 5, 23), "srt/models/beam.py"),
-)
+# A file that each release added and every later one has; those that only mend one (0.5.8.post1) add none.
+MARKERS = tuple((version, f"srt/models/{names[0]}") for version, names in releases.markers("models"))
 
 _LINE = re.compile(rb"^(?:__version__|version)\s*=\s*(?:version\s*=\s*)?(['\"])([^'\"]+)\1", re.MULTILINE)
 
