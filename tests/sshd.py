@@ -17,6 +17,7 @@ from typing import Any
 from opsctl.remote.hostkeys import HostKey, parse
 from opsctl.remote.spec import ConnectionSpec
 
+PATIENCE = 120  # seconds, longer than the slowest machine needs: what is waited for comes in a moment, or never
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
@@ -88,7 +89,7 @@ class Sshd:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
@@ -109,7 +110,7 @@ class Sshd:
         if self._process:
             self.drop()
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(120)
             self._process = None
 
 
@@ -133,14 +134,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def eventually(condition: Any, seconds: float = 10.0) -> Any:
-    """The first true value of `condition()`, looked at until then. Fails after `seconds`."""
-    deadline = time.monotonic() + seconds
+def eventually(condition: Any) -> Any:
+    """The first true value of `condition()`, looked at until then. Fails once no machine can be as slow as that."""
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if found := condition():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"did not come true within {seconds:g} s")
+    raise AssertionError(f"did not come true within {PATIENCE} s")
 
 
 def _command(pid: int) -> str:

@@ -75,7 +75,7 @@ def _hold_play(who: str, frame: int, going_on: bool, folder: Path) -> None:
     said = bare.dying(who, f"frame {frame}", "run", "play.yaml")
     run = run_of(said)
     assert said.code != Exit.USAGE, said.out
-    eventually(bare.free, 60)
+    eventually(bare.free)
     told = bare.opsctl("run", "other.yaml")
     assert told.code == 0, f"{said.out}\n{told.out}"
     if run and f"run {run} (play) never finished on this host" in told.out:
@@ -110,7 +110,7 @@ def _hold_deploy(who: str, frame: int, folder: Path) -> None:
         deploy = story.deploy("two", "-e", "confirm_within=1s")
         said = story.ended(story.start("tests.story.dying", who, f"frame {frame}", *deploy))
         run = re.search(r"^run ([\w-]+): ", said.out, re.M)
-        eventually(story.free, 60)
+        eventually(story.free)
         told = story.opsctl("run", "other.yaml")
         assert told.code == 0, f"{said.out}\n{told.out}"
         if run and f"run {run[1]} (play) never finished on this host" in told.out:

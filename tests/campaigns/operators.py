@@ -27,7 +27,7 @@ def _hold(how: object, drafters: list[str], folder: Path) -> None:
     with in_service() as story:
         assert callable(how)
         how(story, drafters)
-        eventually(story.free, 60)
+        eventually(story.free)
         assert story.opsctl("run", "other.yaml").code == 0
         story.opsctl(*story.deploy("one"), "--lock-wait", "60s")
 
@@ -68,7 +68,7 @@ def _rollback(story: Story, drafters: list[str]) -> None:
     undone, done = story.opsctl("rollback", before.run, "--yes"), story.ended(deploying)
     assert undone.code in (*TOLD, 13), undone.out  # 13: what the deploy had put in its place by then is left alone
     assert done.code in (*TOLD, 7, 8), done.out  # 7, 8: what the rollback has changed was seen, nothing overwritten
-    eventually(story.free, 60)
+    eventually(story.free)
     served = story.settled()
     assert served in ("one", *drafters)
     if done.code == 0 and undone.code != 0:

@@ -66,7 +66,7 @@ def test_whoever_reads_it_says_what_it_is(tmp_path: Path, reader: str, make: Cal
 
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
-    reading.join(60)  # without an end it would hang the tests
+    reading.join(120)  # without an end it would hang the tests
     assert not reading.is_alive()
     assert isinstance(raised[0], OpsctlError)
     assert what in raised[0].message

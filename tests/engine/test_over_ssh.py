@@ -148,7 +148,7 @@ def test_a_supervised_change_survives_a_cut_connection(project: Project, over_ss
     eventually((project.out / "begun").exists)
     over_ssh.cut()
     (project.out / "go").touch()
-    runner.join(60)
+    runner.join(120)
     assert got[0].code == Exit.DONE, "\n".join(map(repr, got[0].events))
     assert (project.out / "risky").exists()
 
@@ -167,7 +167,7 @@ tasks:
     runner.start()
     eventually((project.out / "second").exists)
     over_ssh.cut()
-    runner.join(90)
+    runner.join(120)
     assert got[0].code == Exit.DONE, "\n".join(map(repr, got[0].events))
     assert (project.out / "begun-1").exists()
 

@@ -24,6 +24,7 @@ from opsctl.engine.options import Recorded
 from opsctl.errors import Exit, UsageError
 from tests.drafter.build import Raw, write_safetensors
 from tests.engine.world import Project
+from tests.sshd import eventually
 
 BASIC = """\
 hosts: here
@@ -444,7 +445,7 @@ def test_a_locked_host_is_refused_with_the_holder(project: Project) -> None:
     first = threading.Thread(target=lambda: got.append(project.run().code))
     first.start()
     try:
-        _until(lambda: (project.folder / "state-here" / "runs").exists())
+        eventually(lambda: (project.folder / "state-here" / "runs").exists())
         second = project.run()
     finally:
         (project.out / "go").touch()
@@ -453,15 +454,6 @@ def test_a_locked_host_is_refused_with_the_holder(project: Project) -> None:
     assert "holds the lock" in str(second.events[-2])
     assert got == [Exit.DONE]
     assert project.run().code == Exit.DONE  # the lock went with its holder
-
-
-def _until(condition: object, seconds: float = 30.0) -> None:
-    import time
-
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_ctrl_c_stops_says_where_the_host_stands_and_lets_go(project: Project) -> None:
@@ -473,9 +465,9 @@ def test_ctrl_c_stops_says_where_the_host_stands_and_lets_go(project: Project) -
     result: list[object] = []
     runner = threading.Thread(target=lambda: result.append(project.run(stop=stop)))
     runner.start()
-    _until((project.out / "one").exists)
+    eventually((project.out / "one").exists)
     stop.set()
-    runner.join(30)
+    runner.join(120)
     ran = result[0]
     assert ran.code == Exit.INTERRUPTED  # type: ignore[attr-defined]
     assert ran.ended() == {"here": "interrupted"}  # type: ignore[attr-defined]
@@ -494,7 +486,7 @@ class LateStop(threading.Event):
         told, self.asked = super().is_set(), self.asked + 1
         if self.asked == self.n:
             self.set()
-            self.watcher.join(10)
+            self.watcher.join(120)
         return told
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -512,11 +504,11 @@ def test_ctrl_c_is_heard_whenever_it_comes(project: Project) -> None:
         runner = threading.Thread(target=lambda: ran.append(project.run(stop=stop).code), daemon=True)
         runner.start()
         at()
-        runner.join(30)
+        runner.join(120)
         return ran == [Exit.INTERRUPTED]
 
     usual, asked = LateStop(0), list[int]()
-    assert stopped(usual, lambda: (_until((project.out / "begun").exists), asked.append(usual.asked), usual.set()))
+    assert stopped(usual, lambda: (eventually((project.out / "begun").exists), asked.append(usual.asked), usual.set()))
     assert asked[0] > 2
     for n in range(1, asked[0] + 1):
         assert stopped(LateStop(n), lambda: None), f"stopped after question {n} of {asked[0]}"

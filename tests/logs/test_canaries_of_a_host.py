@@ -244,7 +244,7 @@ def test_tail_masks_on_the_host_too(infested: Path, wire: Wire, capsys: pytest.C
                 if line == "the end\n":
                     break
             tail.send_signal(2)
-            assert tail.wait(20) == 0
+            assert tail.wait(120) == 0
             assert tail.stderr
             assert leaking("".join(seen) + tail.stderr.read()) == []
         finally:

@@ -76,11 +76,11 @@ class Tail:
             threading.Thread(target=lambda s=stream, to=lines: to.extend(iter(s.readline, "")), daemon=True).start()  # type: ignore[misc]  # lambda defaults
 
     def seen(self, line: str) -> bool:
-        return bool(eventually(lambda: f"{line}\n" in self.out, 30))
+        return bool(eventually(lambda: f"{line}\n" in self.out))
 
     def stop(self) -> int:
         self.process.send_signal(2)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_what_shares_a_pipe_with_an_adopted_server_is_not_signalled(begin: Begin
     try:
         process.adopt(InProcess(), "s", server.pid, start)
         assert process.stop(InProcess(), "s", wait=10)["stopped"] is True
-        assert server.wait(10) == -15
+        assert server.wait(120) == -15
         assert beside.poll() is None
     finally:
         beside.kill()
@@ -161,4 +161,4 @@ def test_a_signal_goes_to_the_process_that_was_meant_and_no_other(begin: Begin) 
         pids.signal(seen._replace(start=seen.start - 1), 9)  # the number was another's before
     assert child.poll() is None
     pids.signal(seen, 9)
-    assert child.wait(10) == -9
+    assert child.wait(120) == -9

@@ -362,7 +362,7 @@ def test_ctrl_c_ends_the_reading_of_a_source(local_host: RemoteHost, tmp_path: P
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        read = eventually(lambda: list((tmp_path / "another/digests").glob("*")), 60)
+        read = eventually(lambda: list((tmp_path / "another/digests").glob("*")))
         run.send_signal(signal.SIGINT)
         out, _ = run.communicate(timeout=60)
     finally:

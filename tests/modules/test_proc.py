@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from opsctl.agent.process import commands, pids
 from opsctl.wire.protocol import AgentError, Context
+from tests.sshd import eventually
 
 
 class Watched(Context):
@@ -34,11 +34,7 @@ class Watched(Context):
 
 def gone(group: int) -> bool:
     """Whether no process of the group is left; the kernel may need a moment to take one that was killed."""
-    deadline = time.monotonic() + 10
-    while any(process.group == group for process in pids.session(group)):
-        if time.monotonic() > deadline:
-            return False
-    return True
+    return bool(eventually(lambda: not any(process.group == group for process in pids.session(group))))
 
 
 def test_arguments_are_never_seen_by_a_shell(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +29,6 @@ child = subprocess.Popen([sys.executable, "-c",
 print("up", os.environ.get("KEY"), child.pid, flush=True)
 time.sleep(600)
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -58,7 +51,7 @@ def test_a_process_is_started_once_and_stopped_with_its_children(play: Play, top
     log = top / "log"
     wanted = {"name": "s", "argv": [sys.executable, "-c", PARENT, "0"], "log": str(log), "env": {"KEY": Secret("k3y!")}}
     first = play.run("process", **wanted)
-    until(lambda: log.read_text().count("\n") == 2)
+    eventually(lambda: log.read_text().count("\n") == 2)
     assert "up k3y!" in log.read_text()
     assert play.run("process", **wanted)["changed"] is False
     members = process.status(InProcess(), "s")["members"]
@@ -76,10 +69,10 @@ def test_children_that_outlive_their_parent_are_still_ours(
     monkeypatch.setattr(process, "TERM_REST", 0.3)
     log = top / "log"
     started = play.run("process", name="s", argv=[sys.executable, "-c", PARENT, "1"], log=str(log))
-    until(lambda: log.read_text().count("\n") == 2)
+    eventually(lambda: log.read_text().count("\n") == 2)
     child = int(log.read_text().split("up None ")[1].split()[0])
     os.kill(started["pid"], signal.SIGKILL)
-    until(lambda: process.status(InProcess(), "s")["state"] == "orphans")
+    eventually(lambda: process.status(InProcess(), "s")["state"] == "orphans")
     assert play.run("process", name="s", state="stopped")["changed"] is True  # SIGTERM is ignored: SIGKILL it is
     assert not alive(child)
 
@@ -91,10 +84,10 @@ def test_rollback_of_a_restart_brings_the_old_program_back_with_its_environment(
     play.run("process", **old)
     play.steps.clear()
     play.run("process", **{**old, "env": {"KEY": "new-key"}})
-    until(lambda: "new-key" in log.read_text())
+    eventually(lambda: "new-key" in log.read_text())
     new = process.status(InProcess(), "s")["pid"]
     play.rollback()
-    until(lambda: log.read_text().splitlines() == ["old-key", "new-key", "old-key"])
+    eventually(lambda: log.read_text().splitlines() == ["old-key", "new-key", "old-key"])
     assert not alive(new)
     assert play.run("process", **old)["changed"] is False
     again = process.status(InProcess(), "s")["pid"]

@@ -22,7 +22,8 @@ from opsctl.practice import host as practice_host
 from opsctl.secret import Secret
 from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess, Play
-from tests.modules.test_process import nothing_left, until
+from tests.modules.test_process import nothing_left
+from tests.sshd import eventually
 
 # What its arguments are read from, in both ways in which releases declare them.
 SERVER_ARGS = """
@@ -238,13 +239,13 @@ def test_a_server_of_someone_else_is_left_alone_or_taken_over_and_given_back(ser
             process_group=0,
         )
     try:
-        until(lambda: served.answers() == theirs)
+        eventually(lambda: served.answers() == theirs)
         with pytest.raises(Conflict, match=f"a server that opsctl did not start holds port {served.port}"):
             served.run(drafter=ours)
         assert foreign.poll() is None
         assert f"stop pid {foreign.pid} of " in served.play.plan("sglang_server", drafter=ours, adopt=True)[3].summary
         served.run(drafter=ours, adopt=True)
-        assert foreign.wait(10) == 0
+        assert foreign.wait(120) == 0
         assert served.answers() == ours
         served.play.rollback()
         assert served.answers() == theirs
@@ -264,7 +265,7 @@ def test_whatever_else_listens_on_the_port_is_left_alone(served: Served) -> None
         [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(served.port)], process_group=0
     ) as other:
         try:
-            until(lambda: (pids.listener(served.port) or {}).get("pid") == other.pid)
+            eventually(lambda: (pids.listener(served.port) or {}).get("pid") == other.pid)
             for args in ({"drafter": served.release("ours")}, {"state": "stopped"}, {"state": "restarted"}):
                 with pytest.raises(Conflict, match=f"not recognised as an SGLang server .pid {other.pid} of "):
                     served.run(adopt=True, **args)

@@ -56,7 +56,7 @@ def process(folder: Path, *flags: str, simulated: str | None = None) -> Iterator
     finally:
         assert started.stdin
         started.stdin.close()
-        started.wait(30)
+        started.wait(120)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from opsctl.cli.main import run
 from opsctl.errors import Exit
 from opsctl.practice.host import PracticeHost, practice_host
+from tests.sshd import eventually
 
 ONE = '{"id": "one", "messages": [{"role": "user", "content": "Name three rivers."}]}\n'
 
@@ -43,17 +43,19 @@ def served(host: PracticeHost, drafter: str) -> Iterator[None]:
             cwd=host.home,
         )
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+
+        def answers() -> bool:
+            assert process.poll() is None
             try:
-                if httpx.get(f"http://127.0.0.1:{host.port}/health", timeout=5).status_code == 200:
-                    break
+                return httpx.get(f"http://127.0.0.1:{host.port}/health", timeout=5).status_code == 200
             except httpx.TransportError:
-                assert process.poll() is None
+                return False
+
+        eventually(answers)
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

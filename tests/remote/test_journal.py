@@ -164,7 +164,7 @@ def test_a_rollback_says_which_step_it_waits_for_and_for_how_long_it_will(host: 
     report = host.call(Call("journal.rollback", {"run": RUN}), timeout=20, on_progress=on_progress).result
     assert report["outcome"] == "rolled-back"
     assert "waiting for step 1, restart the server" in said[0]
-    step.wait(20)
+    step.wait(120)
 
 
 def test_state_directory_that_cannot_be_written_is_named(make_host: MakeHost, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_other_prompts_are_asked_on_the_terminal(serve: Callable[..., Server]) -
         said += os.read(ours, 1024)
     assert b"ann@127.0.0.1" in said
     os.write(ours, b"123456\n")
-    child.wait(30)
+    child.wait(120)
     os.close(ours)
     assert server.asking.answers == ["correct horse", "123456"]
 

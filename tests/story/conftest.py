@@ -128,7 +128,7 @@ class Story:
 
     def settled(self) -> str:
         """Wait until the host is left alone; the drafter it then serves, once all that is said about it agrees."""
-        eventually(self.free, 60)
+        eventually(self.free)
         return self.served()
 
     def served(self) -> str:

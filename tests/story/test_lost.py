@@ -135,7 +135,7 @@ def test_ctrl_c(story: Story, action: str, moment: str) -> None:
 
 def test_a_second_operator_is_told_who_is_there_and_can_wait(story: Story) -> None:
     first = story.start("opsctl", *story.deploy("slow"))
-    eventually(lambda: not story.free() or first.poll() is not None, 60)
+    eventually(lambda: not story.free() or first.poll() is not None)
     assert first.poll() is None
     refused = story.opsctl("run", "other.yaml")
     waiting = story.start("opsctl", "run", "other.yaml", "--lock-wait", "60s")

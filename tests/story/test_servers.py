@@ -75,7 +75,7 @@ def test_a_server_of_somebody_else_is_left_alone_unless_it_is_to_be_adopted(stor
         assert other.poll() is None
         taken = story.opsctl(*story.deploy("two", "-e", "adopt=true"))
         assert (taken.code, story.settled()) == (0, "two"), taken.out
-        other.wait(10)
+        other.wait(120)
         undone = story.opsctl("rollback", "-y", taken.run)
         assert undone.code == 0, undone.out
         assert str(release) in story.record()["argv"]
