@@ -115,6 +115,7 @@ _MASK = re.compile(r"(^|\.)mask_hidden$")
 _MIDLAYER = re.compile(r"(^|\.)midlayer\.|(^|\.)layers\.0\.hidden_norm\.")
 _PREDICTS = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|mtp|mtp_layers|mtp_block|pre_fc_norm_hidden|shared_head)\.")
 _PREDICTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
+_BUNDLED = re.compile(r"^dspark_")
 _NORMED = re.compile(r"(^|\.)(fc_norm|aux_norm_(low|mid|high)|fcs)\b")
 _QUERY = re.compile(r"(^|\.)layers\.0\.self_attn\.(q_proj|qkv_proj)\.weight$")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|tok_embeddings|word_embeddings|wte)\.weight$")
@@ -153,7 +154,7 @@ def recognise(
         kind, why = _model(raw, named, shapes, target, complete)
     if kind is Kind.EAGLE3 and (extra := _of_31(raw, shapes)):
         kind, why = Kind.EAGLE31, extra
-    if kind is Kind.UNKNOWN:
+    if kind is Kind.UNKNOWN and not why:
         why = f"tensors {', '.join(list(shapes)[:3])}" if shapes else "no tensors"
         said = said or ["no architectures"]
     return Recognised(kind, "; ".join(dict.fromkeys([*said, *filter(None, [why])])))
@@ -180,7 +181,7 @@ def _by_tensors(raw: Mapping[str, Any], shapes: Shapes) -> tuple[Kind, str] | No
     """What names and shapes leave no doubt about."""
     if name := _first(_MASK, shapes):
         return Kind.PEAGLE, f"tensor {name}"
-    if name := _first(_PREDICTS, shapes):
+    if (name := _first(_PREDICTS, shapes)) and not _first(_BUNDLED, raw):
         return Kind.MTP, f"tensor {name}"
     if name := _first(_MIDLAYER, shapes):
         return Kind.EAGLE3, f"tensor {name}"
@@ -229,6 +230,11 @@ def _model(
     section = raw.get("text_config")
     text = section if isinstance(section, dict) else raw
     key = next((key for key in _PREDICTING_LAYERS if type(text.get(key)) is int and text[key] > 0), None)
+    if bundled := _first(_BUNDLED, text):
+        # With layers that predict as well, the algorithm that is asked for decides which of the two drafts.
+        return (
+            Kind.DSPARK if key is None else Kind.UNKNOWN
+        ), f"a whole model with {' and '.join(filter(None, (bundled, key)))}"
     if key is not None and not (complete and shapes):
         return Kind.MTP, f"{key} {text[key]}, in a whole model, whose tensors were not all read"
     without = f"{key} {text[key]}, but no tensor of such a layer" if key is not None else ""

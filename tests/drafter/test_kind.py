@@ -84,6 +84,12 @@ def outcome(found: Judgement, version: str) -> str:
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, {}, Kind.DFLASH),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}}, {}, Kind.DOMINO),
         ({"architectures": ["Qwen3DSparkModel"]}, {}, Kind.DSPARK),
+        ({"architectures": ["DeepseekV4ForCausalLM"], "dspark_block_size": 7}, PLAIN, Kind.DSPARK),
+        (
+            {"architectures": ["DeepseekV4ForCausalLM"], "dspark_block_size": 7, "num_nextn_predict_layers": 1},
+            PLAIN,
+            Kind.UNKNOWN,
+        ),
         ({"architectures": ["LlamaForCausalLM"]}, PLAIN, Kind.MODEL),
         ({"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}, PLAIN, Kind.MODEL),
         ({"speculators_model_type": "eagle3"}, {}, Kind.EAGLE3),
