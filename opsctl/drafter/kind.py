@@ -1,7 +1,7 @@
 """Which kind of draft model a checkpoint is, from its config and its tensors. Pure.
 
 The tensors decide where they can: a config is often copied from another model. What neither tells is not recognised.
-Algorithms and their first releases: speculative/spec_info.py of the released packages 0.4.6 to 0.5.23.
+Algorithms and the classes of draft models are those of the releases (opsctl/sglang/releases).
 """
 
 from __future__ import annotations
@@ -43,15 +43,11 @@ class Kind(Enum):
         return _ALGORITHMS.get(self, ())
 
     @property
-    def since(self) -> Feature | None:
-        """What a release must have to run it; None where no release that was read does, or where it is not known."""
-        return _SINCE.get(self)
-
-    def runs_on(self, version: Version) -> bool | None:
-        """Whether a release has the algorithm; None where that is not known."""
-        if self.since is not None:
-            return version in self.since
-        return False if self is Kind.PEAGLE and version <= v.KNOWN[-1] else None
+    def since(self) -> Version | None:
+        """The first release that runs it; None where none that was read does, or where that is not known."""
+        if self in _LATER:
+            return _LATER[self].since
+        return v.algorithm_since(self.algorithms[0]) if self.algorithms else None
 
 
 _ALGORITHMS: Mapping[Kind, tuple[str, ...]] = {
@@ -64,16 +60,7 @@ _ALGORITHMS: Mapping[Kind, tuple[str, ...]] = {
     Kind.DSPARK: ("DSPARK",),
     Kind.MODEL: ("STANDALONE",),
 }
-_SINCE: Mapping[Kind, Feature] = {
-    Kind.EAGLE: v.EAGLE,
-    Kind.EAGLE3: v.EAGLE3,
-    Kind.EAGLE31: v.FC_NORM,
-    Kind.MTP: v.EAGLE,
-    Kind.DFLASH: v.DFLASH,
-    Kind.DOMINO: v.DOMINO,
-    Kind.DSPARK: v.DSPARK,
-    Kind.MODEL: v.STANDALONE,
-}
+_LATER: Mapping[Kind, Feature] = {Kind.EAGLE31: v.FC_NORM, Kind.DOMINO: v.DOMINO}  # than their algorithm
 # speculators_model_type, without `_` and `-`.
 _SPECULATORS: Mapping[str, Kind] = {
     "eagle": Kind.EAGLE,

@@ -53,21 +53,11 @@ def _since(version: str, source: str) -> Feature:
     return Feature(Version.parse(version), source)
 
 
-def _with_algorithm(name: str) -> Feature:
-    return Feature(releases.first("algorithms", name, name), f"SpeculativeAlgorithm.{name}")
-
-
 def _reading(fact: str, said: str) -> Feature:
     """What the draft model's code of a release does, as `opsctl source facts` reads it."""
     return Feature(releases.first("draft", fact, said), fact)
 
 
-# Algorithms: speculative/spec_info.py, and dflash_utils.py for Domino.
-EAGLE = _with_algorithm("EAGLE")  # of which NEXTN is another name
-EAGLE3 = _with_algorithm("EAGLE3")
-STANDALONE = _with_algorithm("STANDALONE")
-DFLASH = _with_algorithm("DFLASH")
-DSPARK = _with_algorithm("DSPARK")
 DOMINO = _since("0.5.20", "dflash_utils.py is_domino")
 LAYERS_0_NAMES = _reading("layer-names", "midlayer, layers.0")  # llama_eagle3.py legacy_name_map, #24663
 MULTI_LAYER = _reading("draft-layers", "any")  # llama_eagle3.py self.layers, #24663
@@ -98,6 +88,19 @@ def target(version: Version, name: str) -> Target | None:
     if isinstance(version, InTree) and version.target is not None:
         return version.target
     return releases.of(version).targets.get(name) if version in releases.known() else None
+
+
+@cache
+def algorithm_since(name: str) -> Version | None:
+    """The first release that takes a value of --speculative-algorithm."""
+    return next((version for version in releases.known() if name in releases.of(version).algorithms), None)
+
+
+@cache
+def drafts_since(name: str) -> Version | None:
+    """The first release that has a class for a draft model, or for the layers of a whole model that draft."""
+    every = ((version, releases.of(version)) for version in releases.known())
+    return next((version for version, one in every if name in one.draft_classes or name in one.nextn), None)
 
 
 @cache

@@ -132,7 +132,7 @@ def test_a_whole_model_whose_tensors_were_not_all_read_is_known_by_its_config() 
     ("name", "kind", "flag", "without", "first"),
     [
         ("n01_dflash_qwen3_8b", "DFlash", "DFLASH", "0.5.10.post1", "0.5.11"),
-        ("n02_dspark_qwen3_4b", "DSpark", "DSPARK", "0.5.15", "0.5.16"),
+        ("n02_dspark_qwen3_4b", "DSpark", "DSPARK", "0.5.16", "0.5.17"),  # the algorithm is older than this class
         ("n11_eagle2_llama_sglang", "EAGLE-1/2", "EAGLE", None, "0.5.9"),
         ("n13_standalone_llama", "whole model", "STANDALONE", None, "0.5.9"),
     ],
@@ -166,6 +166,15 @@ def test_what_no_release_runs_is_refused_by_name(name: str, tmp_path: Path) -> N
     assert {v.value for v in found.outcome.values()} == {"unsupported"}
     assert "P-EAGLE" in found.findings[0].detail
     assert all("convert" not in f.remedy.split("not convertible")[0] for f in found.findings)
+
+
+def test_a_class_that_no_release_has_is_told(tmp_path: Path) -> None:
+    given = REPORTS["drafters"]["n01_dflash_qwen3_8b"]
+    made = build.Drafter(build.Dims(), given["config"] | {"architectures": ["OtherDFlashModel"]}, {})
+    made.tensors = {"fc.weight": build.weight(random.Random(1), [8, 16])}
+    found = judge(Case(open_folder(str(made.write(tmp_path / "d"))), None, Serving()), parse_list("0.5.12"))
+    assert found.findings[0].check == "architecture"
+    assert all("Eagle3" not in f.remedy for f in found.findings)
 
 
 def test_the_width_of_llama4s_mlp_is_read_where_its_class_reads_it(tmp_path: Path) -> None:

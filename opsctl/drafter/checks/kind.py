@@ -21,25 +21,36 @@ def draft_kind(case: Case, version: Version) -> Iterator[Finding]:
     kind = found.kind
     if kind.eagle3:
         return
-    runs, flag = kind.runs_on(version), " or ".join(kind.algorithms[:1])
-    verdict = Verdict.UNSUPPORTED if runs is False else Verdict.NOT_JUDGED
+    verdict, flag = Verdict.NOT_JUDGED, "".join(kind.algorithms[:1])
     if kind is Kind.PEAGLE:
         why = f"drafts in parallel, which no SGLang release up to {v.KNOWN[-1]} does"
         remedy = "serve it with vLLM, or use an EAGLE-3 draft model"
+        verdict = Verdict.UNSUPPORTED if version <= v.KNOWN[-1] else verdict
     elif kind is Kind.TARGET:
         why, remedy = "names no draft model", "name the folder of a draft model"
     elif kind is Kind.UNKNOWN:
         why, remedy = "nothing of it was judged but the files", "see what it was trained as, and with which algorithm"
     else:
-        assert kind.since is not None
-        why = f"SGLang runs it with {_FLAG} {flag}, from {kind.since.since} on"
+        since = _since(case)
+        why = f"SGLang runs it with {_FLAG} {flag}, from {since} on"
         remedy = f"start it with {_FLAG} {flag}"
-        if runs is False:
-            remedy = f"SGLang {kind.since.since} or later, with {_FLAG} {flag}"
+        if version < since:
+            verdict, remedy = Verdict.UNSUPPORTED, f"SGLang {since} or later, with {_FLAG} {flag}"
         elif found.speculators:
             remedy = "get it from its producer in a layout that SGLang reads: only EAGLE-3 is converted"
     rest = "" if kind is Kind.UNKNOWN else f"; {_LEFT_OUT}"
     yield Finding("draft-kind", verdict, "draft model", f"{found.told}: {why}{rest}", remedy)
+
+
+def _since(case: Case) -> Version:
+    """The first release that has both the algorithm and the class that the config names."""
+    found = [case.recognised.kind.since, v.drafts_since(_named(case))]
+    return max(version for version in found if version is not None)
+
+
+def _named(case: Case) -> str:
+    """The class that is built, where config.json tells: that of speculators is never reached."""
+    return case.draft.architecture if case.draft and not case.folder.speculators else ""
 
 
 def algorithm(case: Case, version: Version) -> Iterator[Finding]:
@@ -65,9 +76,12 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
     draft, kind = case.draft, case.recognised.kind
     if draft is None or case.folder.speculators:
         return
-    if kind is Kind.EAGLE:
-        yield from _plain(case)
-        return
+    if kind is Kind.EAGLE and draft.architecture.endswith("ForCausalLM"):
+        yield _plain(draft.architecture)
+    elif kind in _OWN_CLASSES and not v.drafts_since(draft.architecture) and not v.with_class(draft.architecture):
+        detail = f"{draft.architecture[:80]!r} is no class of a draft model in SGLang up to {v.KNOWN[-1]}: not found"
+        remedy = f"see what {kind.value} draft models that SGLang serves have there"
+        yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
     if not kind.eagle3 or case.class_known(version):
         return
     name, right = draft.architecture, right_class(kind, mla=_mla(case))
@@ -91,13 +105,15 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
     yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
 
 
-def _plain(case: Case) -> Iterator[Finding]:
+_OWN_CLASSES = (Kind.EAGLE, Kind.MTP, Kind.DFLASH, Kind.DOMINO, Kind.DSPARK)
+
+
+def _plain(name: str) -> Finding:
     """EAGLE-1/2 as its trainer names it: the class of the whole model, which has no place for `fc`."""
-    name = case.draft.architecture if case.draft else ""
-    if name.endswith("ForCausalLM"):
-        detail = f"{name[:80]}: a whole model's class, which never looks at the target's hidden states"
-        remedy = f'"architectures": ["{name[:80]}Eagle"], where SGLang has it'
-        yield Finding("architecture", Verdict.SILENT_GARBAGE, "architectures", detail, remedy)
+    detail = f"{name[:80]}: a whole model's class, which never looks at the target's hidden states"
+    since = v.drafts_since(f"{name}Eagle")
+    remedy = f'"architectures": ["{name[:80]}Eagle"]' if since else "SGLang has no class for such a draft model"
+    return Finding("architecture", Verdict.SILENT_GARBAGE, "architectures", detail, remedy)
 
 
 def _mla(case: Case) -> bool:
