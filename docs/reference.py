@@ -18,7 +18,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "commands": ("Commands", ("commands",)),
     "playbook": ("Playbook keys", ("play", "task", "block", "include", "gate", "param")),
     "modules": ("Modules", tuple(modules.names())),
-    "inventory": ("Inventory keys", ("host", "group", "sglang", "timeouts")),
+    "inventory": ("Inventory keys", ("host", "group", "sglang", "ssh", "timeouts")),
     "health-checks": ("Health checks", ("health-checks",)),
     "patches": ("Patches", ("patches",)),
     "lint": ("Lint rules", ("lint",)),

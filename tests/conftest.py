@@ -59,13 +59,17 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
+BOTH_LOGINS = pytest.mark.parametrize("make_host", ["pipelined", "plain"], indirect=True)
+
+
 @pytest.fixture
-def make_host(sshd: Sshd, state: Path) -> Iterator[MakeHost]:
+def make_host(sshd: Sshd, state: Path, request: pytest.FixtureRequest) -> Iterator[MakeHost]:
     """Connects to the sshd; arguments are those of ConnectionSpec. Every call gives a connection of its own."""
+    login = getattr(request, "param", "pipelined")
     made: list[RemoteHost] = []
 
     def make(**given: Any) -> RemoteHost:
-        host = connect(sshd.spec(**{"state_dir": str(state), **given}))
+        host = connect(sshd.spec(**{"state_dir": str(state), "login": login, **given}))
         made.append(host)
         return host
 

@@ -109,7 +109,7 @@ def _models() -> dict[str, type[BaseModel]]:
     return {
         "play": model.PlayKeys, "task": model.TaskKeys, "block": model.BlockKeys, "include": model.IncludeKeys,
         "gate": model.Gate, "param": model.Param, "host": inventory.Settings, "group": inventory.Group,
-        "sglang": inventory.SglangSettings, "timeouts": inventory.Timeouts,
+        "sglang": inventory.SglangSettings, "ssh": inventory.Ssh, "timeouts": inventory.Timeouts,
     }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ def connection_spec(host: InventoryHost) -> ConnectionSpec:
         known_hosts=known_hosts or None,
         ssh_config=_local(host.folder, said.ssh_config) if said.ssh_config not in (None, "none") else said.ssh_config,
         state_dir=said.state_dir,
+        login=said.ssh.login if said.ssh else "pipelined",
         attempts=said.attempts or 3,
         timeouts=timeouts,
     )

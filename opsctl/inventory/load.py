@@ -157,7 +157,7 @@ def _groups_of(host: str, model: InventoryFile, parents: Mapping[str, Sequence[s
 
 
 def merge(layers: Sequence[Settings]) -> Settings:
-    """Settings merged key by key, later layers over earlier ones; `sglang`, `timeouts` and `vars` key by key inside."""
+    """Settings merged key by key, later layers over earlier ones; sections such as `sglang` key by key inside."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for key in layer.model_fields_set:
@@ -166,7 +166,7 @@ def merge(layers: Sequence[Settings]) -> Settings:
             value = getattr(layer, key)
             if key == "vars":
                 value = {**merged.get("vars", {}), **value}
-            elif key in ("sglang", "timeouts") and value is not None:
+            elif key in ("sglang", "ssh", "timeouts") and value is not None:
                 said = {k: getattr(value, k) for k in value.model_fields_set}
                 before = merged.get(key)
                 value = before.model_copy(update=said) if before is not None else value

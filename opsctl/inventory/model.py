@@ -93,6 +93,15 @@ class Timeouts(_Strict):
     sudo: Duration = Field(30.0, description="sudo asking, or letting us in.")
 
 
+class Ssh(_Strict):
+    """How opsctl speaks SSH, beside what OpenSSH's configuration says."""
+
+    login: Literal["pipelined", "plain"] = Field(
+        "pipelined",
+        description="`plain` waits for each answer of the server, for where the quick way is in doubt.",
+    )
+
+
 class Settings(_Strict):
     """What can be said of a host, of a group of hosts, and of all hosts. The nearest to the host wins, key by key."""
 
@@ -117,6 +126,7 @@ class Settings(_Strict):
         None, ge=1, description="Connection attempts, where the failure is of a kind that passes."
     )
     timeouts: Timeouts | None = None
+    ssh: Ssh | None = None
     sglang: SglangSettings | None = None
     vars: dict[str, Any] = Field(default_factory=dict, description="Variables for playbooks and templates.")
 

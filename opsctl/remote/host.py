@@ -215,7 +215,7 @@ class RemoteHost:
     @property
     def stuck(self) -> float:
         """Seconds for which the connection has taken nothing of what is to be written; 0.0 where nothing is."""
-        return self._link.transport.stuck if self._link else 0.0
+        return self._link.socket.stuck if self._link else 0.0
 
     def break_off(self) -> None:
         """End a connection that is stuck; it is still to be closed."""
@@ -304,7 +304,7 @@ def open_link(hops: tuple[ssh_config.Hop, ...], spec: ConnectionSpec, cancelled:
         dialling = _dial(hops[0])
         from opsctl.remote import ssh  # loads paramiko while the first packets travel
 
-        link = ssh.Link()
+        link = ssh.Link(spec.login)
         try:
             link.open(hops, dialling, spec.timeouts, spec.name)
         except ssh.Busy:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from paramiko import Channel
 
     from opsctl.remote.ssh import Link
-    from opsctl.remote.transport import Transport
 
 
 def client(link: Link | None, port: int, name: str) -> httpx.Client:
@@ -40,11 +39,11 @@ class _Tunnels(httpcore.NetworkBackend):
         from opsctl.errors import Unreachable
         from opsctl.remote.ssh import tunnel
 
-        transport = self._link.transport
         try:
-            return _ChannelStream(tunnel(transport, host, port, timeout or 30.0, self._name), transport, self._name)
+            channel = tunnel(self._link.transport, host, port, timeout or 30.0, self._name)
+            return _ChannelStream(channel, self._link, self._name)
         except Unreachable as error:
-            _demand_there(transport, self._name)
+            _demand_there(self._link, self._name)
             kind = httpcore.ConnectTimeout if isinstance(error.__cause__, socket.timeout) else httpcore.ConnectError
             raise kind(error.message) from error
 
@@ -52,21 +51,21 @@ class _Tunnels(httpcore.NetworkBackend):
 class _ChannelStream(httpcore.NetworkStream):
     """A channel to a port of the host. What ends it may be the server there, or the connection to the host: Lost."""
 
-    def __init__(self, channel: Channel, transport: Transport, name: str) -> None:
-        self._channel, self._transport, self._name = channel, transport, name
+    def __init__(self, channel: Channel, link: Link, name: str) -> None:
+        self._channel, self._link, self._name = channel, link, name
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._channel.settimeout(timeout)
         try:
             data = self._channel.recv(max_bytes)
         except TimeoutError as error:
-            _demand_there(self._transport, self._name)
+            _demand_there(self._link, self._name)
             raise httpcore.ReadTimeout("no answer in time") from error
         except (OSError, EOFError) as error:
-            _demand_there(self._transport, self._name)
+            _demand_there(self._link, self._name)
             raise httpcore.ReadError(str(error)) from error
         if not data:
-            _demand_there(self._transport, self._name)
+            _demand_there(self._link, self._name)
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -74,10 +73,10 @@ class _ChannelStream(httpcore.NetworkStream):
         try:
             self._channel.sendall(buffer)
         except TimeoutError as error:
-            _demand_there(self._transport, self._name)
+            _demand_there(self._link, self._name)
             raise httpcore.WriteTimeout("the host takes nothing more") from error
         except (OSError, EOFError) as error:
-            _demand_there(self._transport, self._name)
+            _demand_there(self._link, self._name)
             raise httpcore.WriteError(str(error)) from error
 
     def close(self) -> None:
@@ -93,13 +92,13 @@ class _ChannelStream(httpcore.NetworkStream):
         return self._channel.closed or self._channel.eof_received if info == "is_readable" else None
 
 
-def _demand_there(transport: Transport, name: str) -> None:
+def _demand_there(link: Link, name: str) -> None:
     """Raise Lost where the connection itself has ended, or the host has fallen silent: that is no server's doing."""
     from opsctl.errors import Lost
     from opsctl.remote.agent_client import LOST_AFTER
 
-    silent = time.monotonic() - transport.heard  # an agent that is there answers our heartbeat
-    ended = transport.ended or not transport.is_active()
+    silent = time.monotonic() - link.socket.heard  # an agent that is there answers our heartbeat
+    ended = link.socket.ended or not link.transport.is_active()
     if ended or silent > LOST_AFTER:
         why = "it ended" if ended else f"no sign of life for {silent:.0f} s"
         raise Lost(

@@ -7,6 +7,8 @@ from typing import Literal
 
 from opsctl.secret import Secret
 
+Login = Literal["pipelined", "plain"]
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -42,6 +44,7 @@ class ConnectionSpec:
         known_hosts: files instead of the configured ones; the first is where trusted keys are added.
         ssh_config: file instead of the user's; "none" for no configuration at all.
         state_dir: where the agent keeps its journal on the host.
+        login: pipelined sends all that an OpenSSH server takes at once; plain waits for each answer, as paramiko does.
         attempts: connection attempts in all, where the failure is of a kind that passes.
     """
 
@@ -60,5 +63,6 @@ class ConnectionSpec:
     known_hosts: tuple[str, ...] | None = None
     ssh_config: str | None = None
     state_dir: str | None = None
+    login: Login = "pipelined"
     attempts: int = 3
     timeouts: Timeouts = Timeouts()

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsctl.errors import HostKeyError, Unreachable, UsageError
@@ -19,7 +20,7 @@ from opsctl.remote.hostkeys import HostKey, Verdict
 from opsctl.remote.lean_paramiko import paramiko, words
 from opsctl.remote.login import Identity, authenticate
 from opsctl.remote.scratch import Scratch
-from opsctl.remote.spec import Timeouts
+from opsctl.remote.spec import Login, Timeouts
 from opsctl.remote.ssh_config import Hop
 from opsctl.remote.stream import Tail, read_range
 from opsctl.remote.transport import Transport
@@ -40,15 +41,27 @@ _STUCK = 1.0  # seconds without progress in writing after which what need not be
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr")
 
 
+TRANSPORTS: Mapping[Login, Callable[[tcp.Watched], paramiko.Transport]] = {
+    "pipelined": Transport,
+    "plain": paramiko.Transport,  # type: ignore[dict-item]  # a Watched acts as a socket
+}
+
+
 class Busy(Unreachable):
     """The server has no room just now (MaxStartups, still booting): worth another try."""
 
 
 class Link:
-    """A chain of authenticated transports, one per hop; the last one is the host's."""
+    """A chain of authenticated transports, one per hop; the last one is the host's.
 
-    def __init__(self) -> None:
-        self._transports: list[Transport] = []
+    Args:
+        login: pipelined, or plain: by fabric.Connection, and by nothing of paramiko's that is not its public interface.
+    """
+
+    def __init__(self, login: Login = "pipelined") -> None:
+        self._login = login
+        self._transports: list[paramiko.Transport] = []
+        self._sockets: list[tcp.Watched] = []  # below each of them
         self._proxy: subprocess.Popen[bytes] | None = None
         self._hops: tuple[Hop, ...] = ()
         self._identity: Identity | None = None
@@ -57,21 +70,30 @@ class Link:
         self.notes: tuple[str, ...] = ()  # what a user should know of how it was made
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> paramiko.Transport:
         return self._transports[-1]
+
+    @property
+    def socket(self) -> tcp.Watched:
+        """How the connection to the host fares."""
+        return self._sockets[-1]
 
     def open(self, hops: tuple[Hop, ...], dialling: tcp.Dialling | None, timeouts: Timeouts, name: str) -> None:
         """Connect through all hops. Raises Unreachable, HostKeyError, AuthFailed; closes what it had opened then."""
         try:
             for hop in hops:
                 where = name if hop is hops[-1] else f"{name} (jump host {hop})"
-                sock = self.onward(hop, timeouts, name, dialling)
-                transport, self.host_key, note = handshake(sock, hop, timeouts, where)
-                self.notes += (note,) if note else ()
-                self._transports.append(transport)
-                transport.wants_session = hop is hops[-1]
-                self._identity = authenticate(transport, hop, where)
-                transport.set_keepalive(KEEPALIVE)
+                sock = tcp.Watched(self.onward(hop, timeouts, name, dialling))
+                self._sockets.append(sock)
+                if self._login == "plain":
+                    from opsctl.remote.fabric import log_in
+                else:
+                    log_in = pipelined
+                came = log_in(sock, hop, timeouts, where, last=hop is hops[-1])
+                self._transports.append(came.transport)
+                self.host_key, self._identity = came.host_key, came.identity
+                self.notes += (came.note,) if came.note else ()
+                came.transport.set_keepalive(KEEPALIVE)
             self._hops = hops
         except BaseException:
             self.close()
@@ -98,7 +120,7 @@ class Link:
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise Unreachable(f"the server opened no channel: {words(error)}", where=where) from error
-        return SshStream(channel, transport)
+        return SshStream(channel, self.socket)
 
     def fabric(self, name: str, sudo: Secret | None, timeout: float | None) -> fabric.Connection:
         """A fabric connection over this one, as remote.fabric gives it. Raises Unreachable."""
@@ -119,10 +141,9 @@ class Link:
         return openssh.command(self._hops, self.host_key, self._identity, self._scratch.path, name)
 
     def break_off(self) -> None:
-        """Close the sockets below it, which waits for nobody: whoever writes or reads is told that it has ended."""
-        for transport in self._transports:  # the outermost first: the others would write to it
-            with contextlib.suppress(OSError, EOFError):
-                transport.packetizer.close()
+        """Break off the sockets below it, which waits for nobody: whoever writes or reads is told that it has ended."""
+        for sock in self._sockets:  # the outermost first: the others write to it
+            sock.break_off()
 
     def close(self) -> None:
         if self._scratch:
@@ -141,8 +162,8 @@ class Link:
 class SshStream:
     """A command on a channel, as a Stream."""
 
-    def __init__(self, channel: paramiko.Channel, transport: Transport) -> None:
-        self._channel, self._transport, self._tail = channel, transport, Tail()
+    def __init__(self, channel: paramiko.Channel, sock: tcp.Watched) -> None:
+        self._channel, self._socket, self._tail = channel, sock, Tail()
 
     def send(self, data: bytes, timeout: float) -> None:
         self._channel.settimeout(timeout)
@@ -169,10 +190,10 @@ class SshStream:
                 self.stderr()  # it shares the window with standard output: never let it fill up
 
     def heard(self) -> float:
-        return self._transport.heard
+        return self._socket.heard
 
     def can_send(self) -> bool:
-        return self._channel.send_ready() and self._transport.stuck < _STUCK
+        return self._channel.send_ready() and self._socket.stuck < _STUCK
 
     def stderr(self) -> str:
         while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(1 << 16)):
@@ -198,52 +219,83 @@ class SshStream:
             self._channel.close()
 
 
-def handshake(sock: Socket, hop: Hop, timeouts: Timeouts, where: str) -> tuple[Transport, HostKey, str | None]:
-    """Agree on keys and check the server's; says why a new key that is accepted is not kept. Unreachable, HostKeyError.
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A transport that is logged in, and what let it in; `note` says why a new key that was accepted is not kept."""
+
+    transport: paramiko.Transport
+    host_key: HostKey
+    note: str | None
+    identity: Identity | None
+
+
+def pipelined(sock: tcp.Watched, hop: Hop, timeouts: Timeouts, where: str, *, last: bool) -> Arrived:
+    """Log in by way of `Transport`. Raises Unreachable, HostKeyError, AuthFailed.
+
+    Args:
+        last: whether this is the host itself: a session is opened along with the login then.
+    """
+    transport = Transport(sock)
+    key = introduce(transport, hop, timeouts, where)
+    try:
+        note = accept(key, hop, where)
+        transport.wants_session = last
+        return Arrived(transport, key, note, authenticate(transport, hop, where))
+    except BaseException:
+        transport.close()
+        raise
+
+
+def accept(key: HostKey, hop: Hop, where: str) -> str | None:
+    """Check a server's key; says why a new one that is accepted is not kept. Raises HostKeyError.
 
     What is to be accepted the first time is so whether it can be kept or not, as with ssh.
     """
-    known = hostkeys.lines(hop.known_hosts)
-    transport, key = introduce(sock, hostkeys.preferred(hop.key_name, known, hop.pin), timeouts, hop, where)
-    verdict = hostkeys.judge(key, hop.key_name, known, hop.pin)
-    note = None
+    verdict = hostkeys.judge(key, hop.key_name, hostkeys.lines(hop.known_hosts), hop.pin)
     if verdict is Verdict.UNKNOWN and hop.accept_new:
         try:
             hostkeys.remember(next(iter(hop.own_known_hosts), None), hop.key_name, key)
         except UsageError as error:
-            note = f"StrictHostKeyChecking accept-new: {key.fingerprint} is accepted, but {error.message}"
+            return f"StrictHostKeyChecking accept-new: {key.fingerprint} is accepted, but {error.message}"
     elif verdict is not Verdict.KNOWN:
-        transport.close()
         raise _host_key_error(verdict, key, hop, where)
-    return transport, key, note
+    return None
 
 
-def introduce(
-    sock: Socket, preferred: list[str], timeouts: Timeouts, hop: Hop, where: str
-) -> tuple[Transport, HostKey]:
-    """Agree on keys with a server, asking for the `preferred` key types first, and say what key it has shown."""
+def introduce(transport: paramiko.Transport, hop: Hop, timeouts: Timeouts, where: str) -> HostKey:
+    """Agree on keys with a server, and say what key it has shown. Raises Unreachable."""
     try:
-        transport = Transport(sock)
-        transport.daemon = True
-        options = transport.get_security_options()
-        options.ciphers = _first(_FAST_CIPHERS, options.ciphers)
-        options.key_types = _first(tuple(_algorithms(preferred)), options.key_types)
-        transport.banner_timeout, transport.auth_timeout = timeouts.banner, timeouts.auth
-        transport.channel_timeout = timeouts.channel
+        prepare(transport, hop, timeouts)
         transport.start_client(timeout=timeouts.banner)
         shown = transport.host_key
         if shown is None:
             raise paramiko.SSHException("no answer in time")
     except (paramiko.SSHException, EOFError, OSError) as error:
-        sock.close()
-        if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-            raise Unreachable(f"no common algorithms with {hop}: {words(error)}", where=where) from error
-        raise Busy(
-            f"{hop} broke off before keys were agreed: {words(error)}",
-            where=where,
-            hint="the server may be starting, or refuse many connections at once (MaxStartups)",
-        ) from error
-    return transport, HostKey(shown.get_name(), shown.asbytes())
+        transport.sock.close()
+        raise not_agreed(error, hop, where) from error
+    return HostKey(shown.get_name(), shown.asbytes())
+
+
+def prepare(transport: paramiko.Transport, hop: Hop, timeouts: Timeouts) -> None:
+    """Have a transport ask for quick ciphers, and for a host key of a type that is known, first."""
+    transport.daemon = True
+    options = transport.get_security_options()
+    options.ciphers = _first(_FAST_CIPHERS, options.ciphers)
+    preferred = hostkeys.preferred(hop.key_name, hostkeys.lines(hop.known_hosts), hop.pin)
+    options.key_types = _first(tuple(_algorithms(preferred)), options.key_types)
+    transport.banner_timeout, transport.auth_timeout = timeouts.banner, timeouts.auth
+    transport.channel_timeout = timeouts.channel
+
+
+def not_agreed(error: Exception, hop: Hop, where: str) -> Unreachable:
+    """A failure to agree on keys, in words."""
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return Unreachable(f"no common algorithms with {hop}: {words(error)}", where=where)
+    return Busy(
+        f"{hop} broke off before keys were agreed: {words(error)}",
+        where=where,
+        hint="the server may be starting, or refuse many connections at once (MaxStartups)",
+    )
 
 
 def tunnel(transport: paramiko.Transport, address: str, port: int, timeout: float, where: str) -> paramiko.Channel:

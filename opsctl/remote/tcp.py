@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 _IN_PROGRESS = {0, errno.EINPROGRESS, errno.EWOULDBLOCK}
 
@@ -91,11 +92,91 @@ def tuned(sock: socket.socket) -> socket.socket:
     return sock
 
 
-def acknowledge(sock: object) -> None:
-    """Acknowledge at once what has been read, where the system would wait 40 ms for something to send along."""
-    if isinstance(sock, socket.socket) and hasattr(socket, "TCP_QUICKACK"):
-        with contextlib.suppress(OSError):  # a proxy's socket is none of TCP
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+class Socket(Protocol):
+    """What is asked of a connected socket, or of what acts as one."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def send(self, data: bytes, /) -> int: ...
+    def settimeout(self, seconds: float | None, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Watched:
+    """A connected socket that says how it fares. One thread reads; one at a time writes.
+
+    Attributes:
+        heard: when anything last came, by the monotonic clock.
+        ended: whether the other side has ended it, or it has broken.
+    """
+
+    def __init__(self, sock: Socket) -> None:
+        self._sock = sock
+        self.heard, self.ended = time.monotonic(), False
+        self._writing: float | None = None  # since when nothing could be written of what is to be
+        self._broken_off = False
+
+    @property
+    def stuck(self) -> float:
+        """Seconds for which nothing could be written of what is to be; 0.0 where nothing is."""
+        since = self._writing
+        return 0.0 if since is None else time.monotonic() - since
+
+    def recv(self, size: int) -> bytes:
+        self._demand_there()
+        try:
+            data = self._sock.recv(size)
+        except TimeoutError:
+            raise
+        except BaseException:
+            self.ended = True
+            raise
+        if data:
+            self.heard = time.monotonic()
+        else:
+            self.ended = True
+        return data
+
+    def send(self, data: bytes) -> int:
+        self._demand_there()
+        self._writing = self._writing or time.monotonic()
+        try:
+            count = self._sock.send(data)
+        except TimeoutError:  # it will be tried again
+            raise
+        except BaseException:
+            self._writing = None
+            raise
+        self._writing = None
+        return count
+
+    def acknowledge(self) -> None:
+        """Acknowledge at once what has been read, where the system would wait 40 ms for something to send along."""
+        if isinstance(self._sock, socket.socket) and hasattr(socket, "TCP_QUICKACK"):
+            with contextlib.suppress(OSError):  # a proxy's socket is none of TCP
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    def break_off(self) -> None:
+        """Have whoever reads or writes be told that it has ended. Waits for nobody, and says nothing to the other side.
+
+        A channel of another connection is not closed: that would have to be written there.
+        """
+        self._broken_off = True
+        if isinstance(self._sock, socket.socket):
+            self._sock.close()
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._sock.settimeout(seconds)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    @property
+    def _closed(self) -> bool:  # paramiko asks that of sockets
+        return bool(getattr(self._sock, "_closed", False))
+
+    def _demand_there(self) -> None:
+        if self._broken_off:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
 
 
 def proxied(command: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:

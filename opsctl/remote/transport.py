@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from paramiko.auth_handler import AuthHandler
-from paramiko.packet import NeedRekeyException
 
 from opsctl.remote import tcp
 from opsctl.remote.lean_paramiko import paramiko
@@ -32,52 +30,15 @@ class Transport(paramiko.Transport):
 
     Attributes:
         wants_session: whether a session is going to be opened after the login.
-        ended: whether the connection has ended, without a word from us.
-        heard: when the server last sent anything, by the monotonic clock.
-        stuck: seconds for which nothing could be written of what is to be; 0.0 where nothing is.
     """
 
     wants_session = False
-    ended = False
     _early: Future[paramiko.Channel] | None = None
     _tried = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, sock: tcp.Watched, **options: Any) -> None:
+        super().__init__(sock, **options)  # type: ignore[arg-type]  # it acts as a socket
         self._new_keys = threading.Event()
-        self.heard = time.monotonic()
-        self._read, self._write = self.packetizer.read_message, self.packetizer.send_message
-        self.packetizer.read_message = self._heard_message  # type: ignore[method-assign]
-        self.packetizer.send_message = self._counted_message  # type: ignore[method-assign]
-        self._counting = threading.Lock()
-        self._writers, self._wrote = 0, 0.0  # who write or wait to, and when one of them last began or came through
-
-    def _heard_message(self) -> Any:
-        try:
-            message = self._read()
-        except NeedRekeyException:
-            raise
-        except BaseException:
-            self.ended = True  # paramiko tells the channels first, as if the server had closed them, and then notes it
-            raise
-        self.heard = time.monotonic()
-        return message
-
-    def _counted_message(self, data: Any) -> None:
-        with self._counting:
-            self._wrote = self._wrote if self._writers else time.monotonic()
-            self._writers += 1
-        try:
-            self._write(data)
-        finally:
-            with self._counting:
-                self._writers -= 1
-                self._wrote = time.monotonic()
-
-    @property
-    def stuck(self) -> float:
-        with self._counting:
-            return time.monotonic() - self._wrote if self._writers else 0.0
 
     def _activate_outbound(self) -> None:
         super()._activate_outbound()  # type: ignore[misc]
@@ -150,7 +111,9 @@ class _WithoutWaiting(AuthHandler):
         super()._parse_service_accept(granted)  # type: ignore[misc]
 
     def _parse_service_accept(self, message: paramiko.Message) -> None:
-        tcp.acknowledge(self.transport.sock)  # until it has that, the server's Nagle algorithm holds back all the rest
+        cast(
+            tcp.Watched, self.transport.sock
+        ).acknowledge()  # until it has that, the server's Nagle algorithm holds back all the rest
 
 
 def _beside(work: Callable[[], paramiko.Channel]) -> Future[paramiko.Channel]:

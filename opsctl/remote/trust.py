@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opsctl.remote import hostkeys, ssh_config
+from opsctl.remote import hostkeys, ssh_config, tcp
 from opsctl.remote.hostkeys import HostKey, Verdict
 from opsctl.remote.spec import ConnectionSpec
 
@@ -55,16 +55,14 @@ def fetch(spec: ConnectionSpec) -> Found:
     from opsctl.remote import ssh
     from opsctl.remote.host import open_link
 
-    link = open_link(tuple(jumps), spec) if jumps else ssh.Link()
+    link = open_link(tuple(jumps), spec) if jumps else ssh.Link(spec.login)
     try:
         sock = link.onward(last, spec.timeouts, spec.name)
-        known = hostkeys.lines(last.known_hosts)
-        transport, key = ssh.introduce(
-            sock, hostkeys.preferred(last.key_name, known, last.pin), spec.timeouts, last, spec.name
-        )
+        transport = ssh.TRANSPORTS[spec.login](tcp.Watched(sock))
+        key = ssh.introduce(transport, last, spec.timeouts, spec.name)
         transport.close()
     finally:
         link.close()
-    verdict = hostkeys.judge(key, last.key_name, known, last.pin)
+    verdict = hostkeys.judge(key, last.key_name, hostkeys.lines(last.known_hosts), last.pin)
     system = tuple(file for file in last.known_hosts if file not in last.own_known_hosts)
     return Found(key, last.key_name, verdict, last.own_known_hosts, system, last.pin)

@@ -267,3 +267,18 @@ def test_how_a_host_is_reached(tmp_path: Path) -> None:
     assert spec.keys == (str(tmp_path / "keys/a"),)
     assert (spec.become, spec.host_key, spec.timeouts.connect, spec.timeouts.auth) == ("root", "SHA256:abc", 60.0, 30.0)
     assert b.connection().become is None
+
+
+@pytest.mark.parametrize(
+    ("text", "login"),
+    [
+        ("hosts: {a: {}}", "pipelined"),
+        ("hosts: {a: {ssh: {login: plain}}}", "plain"),
+        ("groups: {g: {hosts: [a], ssh: {login: plain}}}\nhosts: {a: {}}", "plain"),
+        ("defaults: {ssh: {login: plain}}\nhosts: {a: {}}", "plain"),
+        ("defaults: {ssh: {login: plain}}\nhosts: {a: {ssh: {login: pipelined}}}", "pipelined"),
+    ],
+)
+def test_the_nearest_word_on_the_login_counts(tmp_path: Path, text: str, login: str) -> None:
+    [host] = inventory(tmp_path, f"{text}\n").select("a")
+    assert host.connection().login == login

@@ -14,7 +14,7 @@ from opsctl.errors import HostKeyError, Unreachable, UsageError
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.remote.spec import ConnectionSpec
 from opsctl.wire.protocol import Call
-from tests.conftest import MakeHost
+from tests.conftest import BOTH_LOGINS, MakeHost
 from tests.sshd import Sshd, eventually
 
 
@@ -33,6 +33,7 @@ def connections(sshd: Sshd) -> set[int]:
     return set(sshd.sessions)
 
 
+@BOTH_LOGINS
 @pytest.mark.parametrize("jump", [False, True], ids=["straight", "by a jump host"])
 def test_a_task_runs_unchanged_over_the_connection(make_host: MakeHost, sshd: Sshd, tmp_path: Path, jump: bool) -> None:
     host = make_host(jump=f"{sshd.user}@127.0.0.1:{sshd.port}" if jump else None)

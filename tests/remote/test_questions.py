@@ -20,7 +20,7 @@ from paramiko.server import InteractiveQuery
 from opsctl.errors import AuthFailed
 from opsctl.remote.host import connect
 from opsctl.remote.questions import is_for_the_password
-from opsctl.remote.spec import ConnectionSpec
+from opsctl.remote.spec import ConnectionSpec, Login
 from opsctl.secret import Secret
 from tests.sshd import keygen
 
@@ -68,11 +68,11 @@ class Server:
         for transport in self._transports:
             transport.close()
 
-    def spec(self) -> ConnectionSpec:
+    def spec(self, login: Login = "pipelined") -> ConnectionSpec:
         key = f"{self._key.get_name()} {self._key.get_base64()}"
         return ConnectionSpec(
             "box", address="127.0.0.1", port=self.port, user="ann", ssh_config="none", host_key=key,
-            password=Secret("correct horse"),
+            password=Secret("correct horse"), login=login,
         )  # fmt: skip
 
 
@@ -90,11 +90,12 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         server.close()
 
 
+@pytest.mark.parametrize("login", ["pipelined", "plain"])
 @pytest.mark.parametrize("prompt", ["Verification code: ", "One-time password (OATH) for `ann': ", "New password: "])
-def test_the_password_goes_to_its_own_prompt_alone(serve: Callable[..., Server], prompt: str) -> None:
+def test_the_password_goes_to_its_own_prompt_alone(serve: Callable[..., Server], prompt: str, login: Login) -> None:
     server = serve("Password: ", prompt)
     with pytest.raises(AuthFailed) as caught:
-        connect(server.spec())
+        connect(server.spec(login))
     assert server.asking.answers == ["correct horse"]
     assert prompt.strip() in caught.value.message
     assert "terminal" in str(caught.value.hint)

@@ -20,13 +20,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from opsctl.errors import AuthFailed, HostKeyError, Unreachable
 from opsctl.remote import hostkeys, ssh_config
 from opsctl.remote.host import RemoteHost, connect
-from opsctl.remote.spec import ConnectionSpec, Timeouts
+from opsctl.remote.spec import ConnectionSpec, Login, Timeouts
 from opsctl.remote.trust import fetch
 from opsctl.wire.protocol import Call
-from tests.conftest import MakeHost
+from tests.conftest import BOTH_LOGINS, MakeHost
 from tests.proxy import Proxy, fewest
 from tests.sshd import Sshd, free_port, keygen, proxy_command
 
+LOGINS = pytest.mark.parametrize("login", ["pipelined", "plain"])
 QUICK = Timeouts(connect=1, banner=1, auth=5, channel=5)
 
 
@@ -34,6 +35,7 @@ def works(host: object) -> bool:
     return host.call(Call("proc.run", {"argv": "echo ok"}), timeout=30).result["stdout"] == "ok\n"  # type: ignore[attr-defined,no-any-return]
 
 
+@BOTH_LOGINS
 def test_unknown_key_is_refused_and_trusting_it_helps(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
     known = tmp_path / "known"
     with pytest.raises(HostKeyError) as caught:
@@ -50,6 +52,7 @@ def test_unknown_key_is_refused_and_trusting_it_helps(make_host: MakeHost, sshd:
     assert fetch(sshd.spec(known_hosts=(str(known),))).verdict is hostkeys.Verdict.KNOWN
 
 
+@BOTH_LOGINS
 def test_changed_key_is_refused_whatever_is_configured(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
     keygen(tmp_path / "other")
     other = Path(f"{tmp_path}/other.pub").read_text()
@@ -64,6 +67,7 @@ def test_changed_key_is_refused_whatever_is_configured(make_host: MakeHost, sshd
     assert works(make_host(known_hosts=(str(known),)))
 
 
+@BOTH_LOGINS
 def test_pin_decides_alone(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
     nothing = (str(tmp_path / "none"),)
     assert works(make_host(known_hosts=nothing, host_key=sshd.host_key.fingerprint))
@@ -82,6 +86,7 @@ def test_hashed_known_hosts(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> 
     assert works(make_host(known_hosts=(str(known),)))
 
 
+@BOTH_LOGINS
 def test_login_that_is_refused_says_what_was_tried(make_host: MakeHost, tmp_path: Path) -> None:
     keygen(tmp_path / "stranger")
     keygen(tmp_path / "locked", "-N", "secret words")
@@ -94,6 +99,7 @@ def test_login_that_is_refused_says_what_was_tried(make_host: MakeHost, tmp_path
     assert "accepts publickey" in message
 
 
+@BOTH_LOGINS
 def test_a_key_on_hardware_or_of_an_old_kind_is_passed_over(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
     public = ssh_string(b"sk-ssh-ed25519@openssh.com") + ssh_string(b"k" * 32) + ssh_string(b"ssh:")
     private = struct.pack(">II", 7, 7) + public + b"\1" + ssh_string(b"handle") + ssh_string(b"") + ssh_string(b"")
@@ -115,6 +121,7 @@ def ssh_string(value: bytes) -> bytes:
     return struct.pack(">I", len(value)) + value
 
 
+@BOTH_LOGINS
 def test_much_on_standard_error_alone_does_not_hold_a_command_up(host: RemoteHost) -> None:
     ran = host.raw("head -c 6000000 /dev/zero >&2; echo done", timeout=30)  # three times the channel's window
     assert (ran.status, ran.stdout) == (0, b"done\n")
@@ -127,6 +134,7 @@ def test_of_endless_output_the_ends_are_kept(host: RemoteHost) -> None:
     assert len(ran.stdout) < 2 << 20
 
 
+@BOTH_LOGINS
 def test_each_way_not_to_get_there_has_its_own_words(make_host: MakeHost, sshd: Sshd) -> None:
     with pytest.raises(Unreachable, match="could not be resolved"):
         make_host(address="no-such-host.invalid", host_key=str(sshd.host_key))
@@ -139,6 +147,7 @@ def test_each_way_not_to_get_there_has_its_own_words(make_host: MakeHost, sshd: 
             make_host(port=silent.getsockname()[1], timeouts=QUICK, attempts=1)
 
 
+@BOTH_LOGINS
 def test_a_server_that_comes_up_late_is_waited_for(make_host: MakeHost, sshd: Sshd) -> None:
     """First refused at the door, as by MaxStartups: accepted and closed without a word."""
     with socket.socket() as door:
@@ -169,10 +178,13 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
     sink.close()
 
 
-def test_a_wrong_login_is_not_tried_again(sshd: Sshd, tmp_path: Path, slow_link: Callable[..., Proxy]) -> None:
+@LOGINS
+def test_a_wrong_login_is_not_tried_again(
+    sshd: Sshd, tmp_path: Path, slow_link: Callable[..., Proxy], login: Login
+) -> None:
     proxy = slow_link()
     keygen(tmp_path / "stranger")
-    spec = sshd.spec(port=proxy.port, host_key=str(sshd.host_key), keys=(str(tmp_path / "stranger"),), attempts=3)
+    spec = sshd.spec(port=proxy.port, host_key=str(sshd.host_key), keys=(str(tmp_path / "stranger"),), login=login)
     with pytest.raises(AuthFailed):
         connect(spec)
     assert proxy.connections == 1
@@ -212,15 +224,17 @@ Match host odd exec "test 1 = 1"
 
 
 @pytest.mark.skipif(not shutil.which("ssh"), reason="needs the OpenSSH client")
+@LOGINS
 @pytest.mark.parametrize(("alias", "hops"), [("box", 1), ("odd", 1), ("second", 2), ("third", 3), ("behind", 4)])
-def test_openssh_configuration_is_honoured(config: Path, alias: str, hops: int, state: Path) -> None:
-    spec = ConnectionSpec(alias, ssh_config=str(config), state_dir=str(state))
+def test_openssh_configuration_is_honoured(config: Path, alias: str, hops: int, state: Path, login: Login) -> None:
+    spec = ConnectionSpec(alias, ssh_config=str(config), state_dir=str(state), login=login)
     assert len(ssh_config.route(spec).hops) == hops
     with connect(spec) as host:
         assert works(host)
 
 
-def test_proxy_command(sshd: Sshd, tmp_path: Path, state: Path) -> None:
+@LOGINS
+def test_proxy_command(sshd: Sshd, tmp_path: Path, state: Path, login: Login) -> None:
     if not shutil.which("ssh"):
         pytest.skip("needs the OpenSSH client")
     config = tmp_path / "config"
@@ -228,7 +242,7 @@ def test_proxy_command(sshd: Sshd, tmp_path: Path, state: Path) -> None:
         f"Host far\n  User {sshd.user}\n  IdentityFile {sshd.key_file}\n  HostKeyAlias [127.0.0.1]:{sshd.port}\n"
         f"  UserKnownHostsFile {sshd.known_hosts}\n  ProxyCommand {proxy_command(tmp_path, sshd.port)}\n"
     )
-    with connect(ConnectionSpec("far", ssh_config=str(config), state_dir=str(state))) as host:
+    with connect(ConnectionSpec("far", ssh_config=str(config), state_dir=str(state), login=login)) as host:
         assert works(host)
 
 
@@ -263,6 +277,7 @@ def web() -> Iterator[int]:
     server.server_close()
 
 
+@BOTH_LOGINS
 @pytest.mark.parametrize("connection", ["ssh", "local"])
 def test_http_reaches_the_host_s_loopback(make_host: MakeHost, web: int, connection: str) -> None:
     host = make_host(connection=connection)
@@ -277,6 +292,7 @@ def test_http_reaches_the_host_s_loopback(make_host: MakeHost, web: int, connect
         client.get("/health")
 
 
+@BOTH_LOGINS
 def test_a_link_that_goes_silent_is_noticed(
     make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +335,7 @@ def test_round_trips(make_host: MakeHost, sshd: Sshd, slow_link: Callable[..., P
     assert fewest(turns, 1) <= 1  # none, if the client spoke last, to widen its window
 
 
+@BOTH_LOGINS
 def test_the_second_key_opens_where_the_first_is_refused(make_host: MakeHost, sshd: Sshd, tmp_path: Path) -> None:
     """The session that was asked for along with the refused key is asked for again."""
     keygen(tmp_path / "stranger")
@@ -337,3 +354,12 @@ def test_connecting_and_the_first_call_wait_for_the_server_five_times(
             return proxy.turns
 
     assert fewest(turns, 5) == 5
+
+
+def test_a_plain_login_waits_for_each_answer(sshd: Sshd, state: Path, slow_link: Callable[..., Proxy]) -> None:
+    """Nothing of the quick way is left in it: the login service, the login and the session are asked for in turn."""
+    proxy = slow_link(gather=0.25)
+    reached = sshd.spec(port=proxy.port, host_key=str(sshd.host_key), state_dir=str(state), login="plain")
+    with connect(reached) as host:
+        assert works(host)
+    assert proxy.turns > 6
