@@ -13,7 +13,8 @@ from typing import Any
 
 from opsctl.drafter.folder import Folder, Reader
 from opsctl.errors import RemoteError, UsageError
-from opsctl.wire.protocol import AgentError, Call
+from opsctl.wire.calls.checkpoint import checkpoint_embedding
+from opsctl.wire.protocol import AgentError
 
 _SAME = 0.99  # cosine of two roundings of one row is above it, that of two rows of other tokens near 0
 
@@ -63,7 +64,7 @@ class _Rows:
 
 
 def _rows(path: str, read: Reader) -> _Rows | None:
-    reply = read(Call("checkpoint.embedding", {"path": path}))
+    reply = read(checkpoint_embedding(path))
     told: dict[str, Any] = reply.result
     try:
         size, shape, length = _SIZES.get(told["dtype"]), tuple(map(int, told["shape"])), int(told["length"])

@@ -17,6 +17,7 @@ from opsctl.schema_types import Duration
 from opsctl.secret import Secret
 from opsctl.text import one_line
 from opsctl.wire.calls.files import filelook_stat
+from opsctl.wire.calls.process import proc_run, proc_undo
 from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
@@ -207,7 +208,7 @@ def _run(
     how = _how(args, args.words() if words is None else words)
     if keep is not None:
         how.update(keep=keep, live=True, ok=args.ok_codes)
-    return Call("proc.run", {**how, **sealed}, body)
+    return proc_run(body=body, **how, **sealed)
 
 
 def _how(args: CommandArgs, words: Words) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def _undo(args: CommandArgs) -> tuple[Call[Any], ...] | None:
         return None if args.changed_when else ()
     # A secret environment is gone by then: an undo must do without it.
     plain, _ = seal({k: v for k, v in args.env.items() if not isinstance(v, Secret)})
-    return (Call("proc.undo", {**_how(args, args.undo), **plain, "keep": KEEP}),)
+    return (proc_undo(keep=KEEP, **_how(args, args.undo), **plain),)
 
 
 def _demand_success(args: CommandArgs, ran: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.schema_types import Duration
+from opsctl.wire.calls.core import facts_gather
 from opsctl.wire.protocol import Call, Reply
 
 Part = Literal["os", "kernel", "cpu", "memory", "disks", "numa", "gpu", "python", "cuda", "host", "user"]
@@ -34,8 +35,7 @@ class Facts(Module[FactsArgs]):
 """
 
     def observe(self, args: FactsArgs, site: Site) -> Sequence[Call[Any]]:
-        parts = {} if args.parts is None else {"parts": list(args.parts)}
-        return (Call("facts.gather", {**parts, "limit": args.limit}),)
+        return (facts_gather(None if args.parts is None else list(args.parts), args.limit),)
 
     def plan(self, args: FactsArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +11,7 @@ from opsctl.errors import Conflict
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
 from opsctl.schema_types import Duration
+from opsctl.wire.calls.git import Checkout, git_checkout, git_look, git_restore
 from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
@@ -66,11 +67,10 @@ class Git(Module[GitArgs]):
 """
 
     def observe(self, args: GitArgs, site: Site) -> Sequence[Call[Any]]:
-        asked = {"commit": args.commit, "ref": args.ref, "source": args.repo}
-        return (Call("git.look", {"path": args.dest, **{k: v for k, v in asked.items() if v is not None}}),)
+        return (git_look(args.dest, args.commit, args.ref, args.repo),)
 
     def plan(self, args: GitArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
-        now = seen[0].result
+        now: Checkout = seen[0].result
         if now["state"] == "other":
             raise Conflict(f"{args.dest} exists and is no git checkout", kind="conflict", hint="move it away first")
         if now["state"] != "repo" and args.repo is None:
@@ -81,19 +81,19 @@ class Git(Module[GitArgs]):
         if now["state"] == "repo":
             _demand_free(args, now)
         commit = wanted or args.commit
-        how = {"path": args.dest, "commit": commit, "source": args.repo, "depth": args.depth}
-        call: Call[Any] = Call(
-            "git.checkout",
-            {
-                **{key: value for key, value in how.items() if value is not None},
-                "submodules": args.submodules,
-                "save_changes": args.keep_local_changes == "save",
-                "expect": {key: now[key] for key in ("head", "changed")} if now["state"] == "repo" else {},
-                "timeout": args.timeout,
-                "keep": KEEP,
-            },
+        assert commit is not None  # the host knows the id of a ref
+        call = git_checkout(
+            args.dest,
+            commit,
+            args.repo,
+            args.depth,
+            submodules=args.submodules,
+            save_changes=args.keep_local_changes == "save",
+            expect={"head": now["head"], "changed": now["changed"]} if now["state"] == "repo" else {},
+            timeout=args.timeout,
+            keep=KEEP,
         )
-        undo: Call[Any] = Call("git.restore", {"path": args.dest, "keep": KEEP, "timeout": args.timeout})
+        undo = git_restore(args.dest, KEEP, args.timeout)
         return Change(_summary(args, now, wanted), (call,), (undo,), makes=frozenset((args.dest,)))
 
     def remark(self, args: GitArgs, seen: Sequence[Reply[Any]]) -> str:
@@ -102,7 +102,7 @@ class Git(Module[GitArgs]):
     def result(
         self, args: GitArgs, seen: Sequence[Reply[Any]], done: Sequence[Reply[Any]] | None, site: Site
     ) -> dict[str, Any]:
-        now = seen[0].result
+        now: Checkout = seen[0].result
         local = {
             "local_changes": [entry["path"] for entry in now.get("changed", [])],
             "untracked": now.get("untracked", []),
@@ -112,7 +112,7 @@ class Git(Module[GitArgs]):
         return {"before": now.get("head"), "after": now.get("head"), "saved": [], **local}
 
 
-def _demand_free(args: GitArgs, now: Mapping[str, Any]) -> None:
+def _demand_free(args: GitArgs, now: Checkout) -> None:
     if now["under_way"]:
         hint = "finish or abort it; where no git runs any more, remove index.lock from its git folder"
         raise Conflict(f"{args.dest}: {_unfinished(now)}", kind="conflict", hint=hint)
@@ -124,11 +124,12 @@ def _demand_free(args: GitArgs, now: Mapping[str, Any]) -> None:
         )
 
 
-def _unfinished(now: Mapping[str, Any]) -> str:
+def _unfinished(now: Checkout) -> str:
     """What somebody has begun in a checkout, in words: under way, unresolved, changed."""
-    conflicts = [entry["path"] for entry in now["changed"] if entry["status"] in UNMERGED]
-    edited = [entry["path"] for entry in now["changed"] if entry["path"] not in conflicts]
-    found = [f"{now['under_way']} is under way"] if now["under_way"] else []
+    changed, under_way = now.get("changed", []), now.get("under_way")
+    conflicts = [entry["path"] for entry in changed if entry["status"] in UNMERGED]
+    edited = [entry["path"] for entry in changed if entry["path"] not in conflicts]
+    found = [f"{under_way} is under way"] if under_way else []
     found += [f"unresolved conflicts in {_listed(conflicts)}"] if conflicts else []
     found += [f"local changes in {_listed(edited)}"] if edited else []
     return ", ".join(found)
@@ -139,7 +140,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{more}"
 
 
-def _summary(args: GitArgs, now: Mapping[str, Any], wanted: str | None) -> str:
+def _summary(args: GitArgs, now: Checkout, wanted: str | None) -> str:
     named = f" ({args.ref})" if args.ref else ""
     target = f"{wanted or f'{args.commit} (not fetched yet)'}{named}"
     if now["state"] != "repo":

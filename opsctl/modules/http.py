@@ -13,6 +13,7 @@ from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal
 from opsctl.modules.sealed import seal_headers
 from opsctl.schema_types import Duration
 from opsctl.text import one_line, size
+from opsctl.wire.calls.core import Answered, http_request
 from opsctl.wire.limits import read_json
 from opsctl.wire.protocol import Call
 
@@ -73,11 +74,10 @@ class Http(Action[HttpArgs]):
         return Outcome(values, measures={"seconds": reply.result["seconds"]})
 
 
-def call_of(args: HttpArgs) -> Call[Any]:
+def call_of(args: HttpArgs) -> Call[Answered]:
     content = json.dumps(args.json_) if args.json_ is not None else reveal(args.content or "")
     headers = dict(args.headers)
     if args.json_ is not None:
         headers.setdefault("Content-Type", "application/json")
     sealed, front = seal_headers(headers)
-    how = {"url": args.url, "method": args.method, "timeout": args.timeout}
-    return Call("http.request", {**how, **sealed}, front + content.encode())
+    return http_request(args.url, args.method, timeout=args.timeout, body=front + content.encode(), **sealed)

@@ -13,6 +13,14 @@ from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Public, Text, reveal, split
 from opsctl.modules.sealed import seal
 from opsctl.schema_types import Duration
+from opsctl.wire.calls.process import (
+    Status,
+    process_restore,
+    process_resume,
+    process_start,
+    process_status,
+    process_stop,
+)
 from opsctl.wire.protocol import Call, Reply
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
@@ -58,10 +66,10 @@ class Process(Module[ProcessArgs]):
 """
 
     def observe(self, args: ProcessArgs, site: Site) -> Sequence[Call[Any]]:
-        return (Call("process.status", {"name": args.name}),)
+        return (process_status(args.name),)
 
     def plan(self, args: ProcessArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
-        now = seen[0].result
+        now: Status = seen[0].result
         alive = now["state"] in ("running", "orphans")
         if args.state == "stopped":
             if not alive:
@@ -71,9 +79,7 @@ class Process(Module[ProcessArgs]):
         if now["state"] == "running" and args.state == "started" and why is None:
             return None
         first = (stop(args.name, args.stop_wait),) if alive else ()
-        undo: tuple[Call[Any], ...] = (
-            Call("process.restore", {"name": args.name, "keep": START, "wait": args.stop_wait}),
-        )
+        undo = (process_restore(args.name, START, args.stop_wait),)
         reason = f": {why}" if why else ""
         summary = f"restart {args.name} (pid {now['pid']}){reason}" if alive else f"start {args.name}"
         return Change(summary, (*first, _start(args)), undo, _again(args) if alive else ())
@@ -86,16 +92,16 @@ class Process(Module[ProcessArgs]):
 
 
 def stop(name: str, wait: float) -> Call[Any]:
-    return Call("process.stop", {"name": name, "wait": wait, "keep": STOP})
+    return process_stop(name, wait, STOP)
 
 
-def differs(args: ProcessArgs, now: dict[str, Any]) -> str | None:
+def differs(args: ProcessArgs, now: Status) -> str | None:
     """What a running process has otherwise than asked for."""
     env = env_digest({key: reveal(value) for key, value in args.env.items()})
     log = normpath(args.log) if args.log else None  # as the host records it
     wanted = {"argv": args.argv, "cwd": args.cwd or "/", "env_digest": env, "log": log, "port": args.port}
     words = {"argv": "arguments", "cwd": "folder", "env_digest": "environment"}
-    other = [words.get(key, key) for key, value in wanted.items() if now[key] != value and not _home(value)]
+    other = [words.get(key, key) for key, value in wanted.items() if now.get(key) != value and not _home(value)]
     return f"other {', '.join(other)}" if other else None
 
 
@@ -105,13 +111,11 @@ def _home(value: Any) -> bool:
 
 def _start(args: ProcessArgs) -> Call[Any]:
     sealed, body = seal(args.env)
-    how = {"name": args.name, "argv": args.argv, "log": args.log, "cwd": args.cwd, "port": args.port}
-    return Call(
-        "process.start",
-        {**{k: v for k, v in how.items() if v is not None}, **sealed, "keep": START, "judge": True},
-        body,
-    )
+    assert args.argv is not None
+    assert args.log is not None
+    how = {"keep": START, "judge": True, "body": body, **sealed}
+    return process_start(args.name, args.argv, args.log, args.cwd, port=args.port, **how)
 
 
 def _again(args: ProcessArgs) -> tuple[Call[Any], ...]:
-    return (Call("process.resume", {"name": args.name, "keep": STOP, "wait": args.stop_wait, "judge": True}),)
+    return (process_resume(args.name, STOP, args.stop_wait, judge=True),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.schema_types import Duration
+from opsctl.wire.calls.process import Action, Unit, service_change, service_restore, service_resume, service_show
 from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
@@ -55,21 +56,21 @@ class Service(Module[ServiceArgs]):
 """
 
     def observe(self, args: ServiceArgs, site: Site) -> Sequence[Call[Any]]:
-        return (Call("service.show", {"unit": args.unit, "user": args.scope == "user"}),)
+        return (service_show(args.unit, args.scope == "user"),)
 
     def plan(self, args: ServiceArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
-        now = seen[0].result
+        now: Unit = seen[0].result
         actions = needed(args, now)
         if not actions:
             return None
-        where = {"unit": args.unit, "user": args.scope == "user"}
-        limit = {"timeout": args.timeout}
-        failing = now.get("failing")  # between two starts its state is another one each time
-        expect = {key: now.get(key) for key in ("ActiveState", "UnitFileState") if not failing or key != "ActiveState"}
-        how = {"actions": actions, "expect": expect, **limit, "keep": KEEP, "judge": True}
-        call: Call[Any] = Call("service.change", {**where, **how})
-        undo: Call[Any] = Call("service.restore", {**where, "keep": KEEP, **limit})
-        settle: Call[Any] = Call("service.resume", {**where, "keep": KEEP, **limit, "judge": True})
+        unit, user, timeout = args.unit, args.scope == "user", args.timeout
+        failing = now.get("failing")
+        expect = {"ActiveState": now.get("ActiveState"), "UnitFileState": now.get("UnitFileState")}
+        if failing:  # between two starts its state is another one each time
+            del expect["ActiveState"]
+        call = service_change(unit, actions, user, expect, timeout, KEEP, judge=True)
+        undo = service_restore(unit, KEEP, user, timeout)
+        settle = service_resume(unit, KEEP, user, timeout, judge=True)
         why = f": {failing}" if failing else ""
         return Change(f"{', '.join(actions)} {args.unit}{why}", (call,), (undo,), (settle,))
 
@@ -79,7 +80,7 @@ class Service(Module[ServiceArgs]):
         return {"unit": (done[-1] if done else seen[0]).result}
 
 
-def needed(args: ServiceArgs, now: Mapping[str, Any]) -> list[str]:
+def needed(args: ServiceArgs, now: Unit) -> list[Action]:
     """Actions that bring a unit from how it is to how it is to be. Raises TaskFailed if there is no such unit."""
     loaded = now.get("LoadState")
     if loaded == "masked":
@@ -89,7 +90,7 @@ def needed(args: ServiceArgs, now: Mapping[str, Any]) -> list[str]:
         if args.state == "stopped" and not args.enabled:
             return []
         raise TaskFailed(f"there is no unit {args.unit}", hint="`daemon_reload: true` if its file was just written")
-    actions = ["daemon-reload"] if loaded == "not-found" or now.get("NeedDaemonReload") == "yes" else []
+    actions: list[Action] = ["daemon-reload"] if loaded == "not-found" or now.get("NeedDaemonReload") == "yes" else []
     if args.enabled is not None and args.enabled != now["enabled"]:
         actions.append("enable" if args.enabled else "disable")
     up = now["up"]

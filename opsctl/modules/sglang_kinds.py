@@ -22,6 +22,22 @@ from opsctl.sglang.server import command, flags
 from opsctl.text import one_line
 from opsctl.wire import command_line
 from opsctl.wire.calls.files import State, files_link, files_restore
+from opsctl.wire.calls.process import (
+    Action,
+    container_restore,
+    container_resume,
+    container_start,
+    container_stop,
+    process_adopt,
+    process_restore,
+    process_resume,
+    process_start,
+    process_start_like,
+    process_stop,
+    service_change,
+    service_restore,
+    service_resume,
+)
 from opsctl.wire.calls.server import ready_wait, startlog_mark
 from opsctl.wire.protocol import Call, Reply
 
@@ -149,17 +165,16 @@ class ProcessServer(Kind):
         foreign = None if alive else self.known["listener"].result
         if foreign is not None:
             self._demand_adoption(foreign)
-        takes = {"name": server.name, "wait": args.stop_wait}
+        takes: dict[str, Any] = {"name": server.name, "wait": args.stop_wait}
         stop: list[Call[Any]] = []
         if foreign is not None:
-            whom = {"name": server.name, "pid": foreign["pid"], "start": foreign["start"], "port": server.port}
-            stop.append(Call("process.adopt", whom))
+            stop.append(process_adopt(server.name, foreign["pid"], foreign["start"], server.port))
         if alive or foreign is not None:
-            stop.append(Call("process.stop", {**takes, "keep": STOP}))
+            stop.append(process_stop(**takes, keep=STOP))
         ours = {"process": server.name}
         theirs = [] if foreign is None else [f"stop {who(foreign)}"]
         served = now["state"] == "running" or foreign is not None
-        again = (Call("process.resume", {**takes, "keep": STOP}), self.wait(ours)) if served else ()
+        again = (process_resume(**takes, keep=STOP), self.wait(ours)) if served else ()
         if args.state == "stopped":
             return Change(", ".join(theirs) or f"stop {server.name}", tuple(stop), (), again) if stop else None
         if server.launch is None:
@@ -173,8 +188,8 @@ class ProcessServer(Kind):
                 return None
             return Change(f"wait until {server.name} answers", (self.wait(ours),))  # it is still loading
         self.demand_flags(argv)
-        start: Call[Any] = Call("process.start", {**self._start(argv), "keep": START}, seal(server.env)[1])
-        undo = (Call("process.restore", {**takes, "keep": START}), *steps.undo)
+        start = process_start(keep=START, body=seal(server.env)[1], **self._start(argv))
+        undo = (process_restore(**takes, keep=START), *steps.undo)
         verb = "restart" if stop else "start"
         summary = ", ".join([*theirs, *steps.said, f"{verb} {server.name}: {one_line(' '.join(argv), 160)}"])
         calls = (*stop, *steps.calls, self.mark(), start, self.wait(ours, marked=True))
@@ -191,8 +206,8 @@ class ProcessServer(Kind):
         if args.state == "started" and args.speculation and not theirs:
             return None if self.known["listener"].result is not None else Change(f"wait until {name} answers", (ready,))
         without = None if args.speculation else command.SPECULATIVE
-        start: Call[Any] = Call("process.start_like", {"name": name, "like": STOP, "without": without, "keep": START})
-        undo: Call[Any] = Call("process.restore", {"name": name, "wait": args.stop_wait, "keep": START})
+        start = process_start_like(name, STOP, without, START)
+        undo = process_restore(name, START, args.stop_wait)
         how = "as it runs" if args.speculation else "as it runs, without speculation"
         return Change(", ".join([*theirs, f"restart {name} {how}"]), (*stop, self.mark(), start, ready), (undo,), again)
 
@@ -244,11 +259,10 @@ class UnitServer(Kind):
 
     def change(self) -> Change | None:
         args, server, now = self.args, self.server, self.known["service"].result
-        where = {"unit": server.unit, "user": server.user_unit}
-        limit = {"timeout": args.stop_wait + 60}
-        stop: Call[Any] = Call("service.change", {**where, "actions": ["stop"], **limit, "keep": STOP})
+        how: dict[str, Any] = {"unit": server.unit, "user": server.user_unit, "timeout": args.stop_wait + 60}
+        stop = service_change(actions=["stop"], keep=STOP, **how)
         alive = {"unit": server.unit, "user": server.user_unit}
-        resume: Call[Any] = Call("service.resume", {**where, "keep": STOP, **limit})
+        resume = service_resume(keep=STOP, **how)
         sound = now["up"] and not now.get("failing")
         again = (resume, self.wait(alive)) if sound else (resume,)
         if args.state == "stopped":
@@ -268,9 +282,9 @@ class UnitServer(Kind):
         if not now["up"]:
             self.demand_port()
         first = [stop] if now["up"] else []
-        reload = ["daemon-reload"] if any(call.args.get("keep") == UNIT for call in steps.calls) else []
-        start: Call[Any] = Call("service.change", {**where, "actions": [*reload, "start"], **limit, "keep": START})
-        undo = (Call("service.restore", {**where, "keep": START, **limit}), *steps.undo)
+        reload: list[Action] = ["daemon-reload"] if any(call.args.get("keep") == UNIT for call in steps.calls) else []
+        start = service_change(actions=[*reload, "start"], keep=START, **how)
+        undo = (service_restore(keep=START, **how), *steps.undo)
         verb = "restart" if now["up"] else "start"
         calls = (*first, *steps.calls, self.mark(), start, self.wait(alive, marked=True))
         settle = again if now["up"] else ()
@@ -305,11 +319,11 @@ class ContainerServer(Kind):
         args, name, now = self.args, self.server.name, self.known["container"].result
         if not now["exists"]:
             raise TaskFailed(f"there is no container {name}", hint="make it once, with the release link in its command")
-        limit = {"name": name, "wait": args.stop_wait}
-        stop: list[Call[Any]] = [Call("container.stop", {**limit, "keep": STOP})] if now["running"] else []
+        wait = args.stop_wait
+        stop = [container_stop(name, wait, STOP)] if now["running"] else []
         ready = self.wait({"container": name})
         sound = now["running"] and not now.get("restarting")
-        resume: Call[Any] = Call("container.resume", {"name": name, "keep": STOP})
+        resume = container_resume(name, STOP)
         again = (resume, ready) if sound else (resume,) if now["running"] else ()
         if args.state == "stopped":
             return Change(f"stop container {name}", tuple(stop), (), again) if stop else None
@@ -320,8 +334,8 @@ class ContainerServer(Kind):
             return None
         if not now["running"]:
             self.demand_port()
-        start: Call[Any] = Call("container.start", {"name": name, "keep": START})
-        undo = (Call("container.restore", {**limit, "keep": START}), *steps.undo)
+        start = container_start(name, START)
+        undo = (container_restore(name, START, wait), *steps.undo)
         verb = "restart" if now["running"] else "start"
         summary = ", ".join([*steps.said, f"{verb} container {name}"])
         calls = (*stop, *steps.calls, self.mark(), start, self.wait({"container": name}, marked=True))

@@ -22,6 +22,7 @@ from opsctl.modules.sglang_kinds import (
 from opsctl.modules.sglang_plan import Server, ServerArgs
 from opsctl.secret import Secret
 from opsctl.wire.calls.files import filelook_stat
+from opsctl.wire.calls.process import container_look, process_listener, process_status, service_show
 from opsctl.wire.calls.source import launchflags_known
 from opsctl.wire.protocol import Call, Reply
 
@@ -69,13 +70,13 @@ class SglangServer(Module[ServerArgs]):
 def _questions(args: ServerArgs, server: Server) -> dict[str, Call[Any]]:
     asked: dict[str, Call[Any]] = {}
     if server.container is not None:
-        asked["container"] = Call("container.look", {"name": server.container})
+        asked["container"] = container_look(server.container)
     elif server.unit is None:
-        asked["process"] = Call("process.status", {"name": server.name})
+        asked["process"] = process_status(server.name)
     else:
-        asked["service"] = Call("service.show", {"unit": server.unit, "user": server.user_unit})
+        asked["service"] = service_show(server.unit, server.user_unit)
     if args.state != "stopped" or "process" in asked:
-        asked["listener"] = Call("process.listener", {"port": server.port})
+        asked["listener"] = process_listener(server.port)
     if args.state == "stopped":
         return asked
     if server.launch is not None:

@@ -13,6 +13,7 @@ from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text
 from opsctl.modules.sealed import seal_headers
 from opsctl.schema_types import Duration
 from opsctl.text import one_line
+from opsctl.wire.calls.process import wait_http, wait_log, wait_path, wait_port
 from opsctl.wire.calls.server import ready_wait
 from opsctl.wire.protocol import Call
 
@@ -117,21 +118,18 @@ def call_of(args: WaitArgs) -> Call[Any]:
     if args.while_alive is not None:
         common["alive"] = args.while_alive.data()
     if args.port is not None:
-        state = "open" if args.state == "present" else "closed"
-        return Call("wait.port", {"port": args.port, "host": args.host, "state": state, **common})
+        return wait_port(args.port, args.host, "open" if args.state == "present" else "closed", **common)
     if args.path is not None:
-        return Call("wait.path", {"path": args.path, "state": args.state, **common})
+        return wait_path(args.path, args.state, **common)
     if args.http is not None:
         sealed, body = seal_headers(args.http.headers)
-        goal: dict[str, Any] = {"url": args.http.url, "status": args.http.status, **sealed}
-        if args.http.contains is not None:
-            goal["contains"] = args.http.contains
-        return Call("wait.http", {**goal, **common}, body)
+        http = args.http
+        return wait_http(http.url, http.status, http.contains, body=body, **sealed, **common)
     stall: dict[str, Any] = {"stall": args.stall} if args.stall is not None else {}
     if args.server is not None:
         return ready_wait(**args.server.model_dump(exclude_none=True), **stall, **common)
     assert args.log is not None
-    return Call("wait.log", {**args.log.model_dump(exclude_none=True), **stall, **common})
+    return wait_log(**args.log.model_dump(exclude_none=True), **stall, **common)
 
 
 def telling(progress: Progress) -> Callable[[Any, bytes], None]:

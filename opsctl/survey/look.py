@@ -14,6 +14,9 @@ from opsctl.gpu.read import gathered
 from opsctl.sglang.diagnosis.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 from opsctl.wire import command_line
+from opsctl.wire.calls.core import facts_gather
+from opsctl.wire.calls.git import git_look
+from opsctl.wire.calls.process import proc_run, process_status, service_show
 from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.calls.source import Lying, survey_look
 from opsctl.wire.protocol import Call, Reply
@@ -26,7 +29,7 @@ def look(ask: Ask, port: int | None = None) -> Found:
     """
     expected = wanted.of(None, None, "host")
     first: list[Call[Any]] = [
-        Call("facts.gather", {"parts": ["host", "user", "gpu"]}),
+        facts_gather(["host", "user", "gpu"]),
         servers_find(locate=True),
         survey_look(),
         gathered.ask(expected),
@@ -57,14 +60,14 @@ def _closer(ask: Ask, found: Found, notes: list[str]) -> Found:
     """The state of the checkout, the name of the container, and whether opsctl itself started the server."""
     asked: dict[str, Call[Any]] = {}
     if found.server:
-        asked["record"] = Call("process.status", {"name": f"sglang-{command_line.port(found.server.argv)}"})
+        asked["record"] = process_status(f"sglang-{command_line.port(found.server.argv)}")
     if found.checkout:
-        asked["git"] = Call("git.look", {"path": found.checkout.path})
+        asked["git"] = git_look(found.checkout.path)
     if found.server and found.server.container:
         argv = ["docker", "inspect", "--format", "{{.Name}}", "--", found.server.container]
-        asked["docker"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
-    if found.server and found.server.user_unit and not found.owner:
-        asked["unit"] = Call("service.show", {"unit": found.server.unit, "user": True})
+        asked["docker"] = proc_run(argv, timeout=20.0)
+    if found.server and found.server.unit and found.server.user_unit and not found.owner:
+        asked["unit"] = service_show(found.server.unit, user=True)
     answers = dict(zip(asked, ask(list(asked.values())), strict=True)) if asked else {}
     git, docker, record_of = answers.get("git"), answers.get("docker"), answers.get("record")
     if isinstance(record_of, Reply) and found.server and record_of.result.get("pid") == found.server.pid:

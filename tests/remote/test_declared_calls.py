@@ -29,3 +29,12 @@ def test_a_call_takes_what_it_is_declared_to_take(name: str, area: str, function
     wanted = [(p.name, p.default) for p in declared if p.name != "body"]
     assert wanted == [(p.name, p.default) for p in taken]
     declarations.reply_type(f"{area}.{function}")
+
+
+def test_every_call_of_the_agent_is_declared() -> None:
+    calls = [
+        f"{area}.{name}" for area, at in AREAS.items() for name in importlib.import_module(f"opsctl.agent.{at}").CALLS
+    ]
+    assert sorted(calls) == sorted(
+        f"{area}.{function}" for _, area, function in DECLARED if not function.startswith("_")
+    )

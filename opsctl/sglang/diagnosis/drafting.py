@@ -26,6 +26,7 @@ from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire.calls.checkpoint import checkpoint_gather
 from opsctl.wire.calls.files import filelook_read
+from opsctl.wire.calls.process import proc_run
 from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.protocol import Call, Reply
 
@@ -79,7 +80,7 @@ class _Meeting:
             wanted["servers"] = servers_find(locate=not checkout)
         if not checkout and self.settings.interpreter:
             argv = [self.settings.interpreter, "-c", _LOCATE]
-            wanted["package"] = Call("proc.run", {"argv": argv, "timeout": 20.0})
+            wanted["package"] = proc_run(argv, timeout=20.0)
         started = launch.parse(words) if words else None
         model = (started.model if started else None) or model
         if model and model.startswith("."):

@@ -19,6 +19,7 @@ from opsctl.secret import Secret, revealed
 from opsctl.sglang.logs import log_findings, log_parts, log_survey, timeline
 from opsctl.sglang.logs.bundle import Spool
 from opsctl.text import one_line, size
+from opsctl.wire.calls.core import history_list
 from opsctl.wire.calls.logs import Entry, Manifest, Part, collect_bundle, logfiles_look
 from opsctl.wire.calls.server import Begun, startlog_of_run
 from opsctl.wire.protocol import Call, Reply
@@ -237,7 +238,7 @@ def of_run(wish: Wish, host: Asked) -> Wish:
     """
     if wish.run is None:
         return wish
-    runs = host.call(Call("history.list", {"limit": 100}), timeout=60).result["runs"]
+    runs = host.call(history_list(100), timeout=60).result["runs"]
     run = meant(wish.run, [str(one["run"]) for one in runs], "on this host")
     begun = next(one["begun"] for one in runs if one["run"] == run)
     now = host.call(logfiles_look(), timeout=60).result["now"]

@@ -5,9 +5,10 @@ A declaration is a function without a body that is named `<area>_<function>`:
     @declared
     def filelook_stat(path: str, digest: bool = True) -> Call[State]: ...
 
-Called, it gives the `Call` with the arguments that were given; an argument `body` (bytes) becomes the body. The agent's
-function takes the same parameters after its context and returns the same type, which a test holds. A reply is checked
-against the type when it comes in (remote/agent_client.py). Nothing of this folder is sent to hosts.
+Called, it gives the `Call` with the arguments that were given, but for None where that is the default; an argument
+`body` (bytes) becomes the body. The agent's function takes the same parameters after its context and returns the same
+type, which a test holds. A reply is checked against the type when it comes in (remote/agent_client.py). Nothing of this
+folder is sent to hosts.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ def declared(stub: Callable[P, Call[R]]) -> Callable[P, Call[R]]:
     """Turn a declaration into the function that builds the call."""
     area, _, function = stub.__name__.partition("_")
     name, parameters = f"{area}.{function}", signature(stub)
+    unsaid = {key for key, one in parameters.parameters.items() if one.default is None}
 
     @wraps(stub)
     def build(*args: P.args, **kwargs: P.kwargs) -> Call[R]:
         given = dict(parameters.bind(*args, **kwargs).arguments)
         body = given.pop("body", b"")
+        given = {key: value for key, value in given.items() if value is not None or key not in unsaid}
         return Call(name, given, body)
 
     return build
