@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from opsctl.agent.logs.serverlog import Scanner, scan_files
 from opsctl.sglang.logs import log_lines
 from opsctl.sglang.logs.timeline import build, document
+from tests.commands import opsctl
 from tests.logs.releases import WORDINGS, Wording, log
 
 DATA = Path(__file__).parent.parent / "data" / "logs"
@@ -354,20 +355,17 @@ def scan_of(data: bytes) -> dict[str, Any]:
 
 
 def test_the_command_gives_one_json_object() -> None:
-    command = [sys.executable, "-m", "opsctl", "logs", "summary", str(DATA / "0.5.23-llama-good.log")]
-    out = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(out.stdout) == of_file(DATA / "0.5.23-llama-good.log")
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = ("logs", "summary", str(DATA / "0.5.23-llama-good.log"))
+    assert json.loads(opsctl(*words, "--json", folder=DATA).out) == of_file(DATA / "0.5.23-llama-good.log")
+    text = opsctl(*words, folder=DATA).out
     assert "ready after 9.00 s" in text
     assert "accept length mean 4.00" in text
 
 
 def test_a_file_that_is_not_there_is_the_users_mistake() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "opsctl", "logs", "summary", "/no/such.log"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "no such log" in done.stderr
+    said = opsctl("logs", "summary", "/no/such.log", folder=DATA)
+    assert said.code == 2
+    assert "no such log" in said.err
 
 
 def test_a_server_that_runs_is_not_blamed_for_the_crash_before_its_start() -> None:
