@@ -54,7 +54,9 @@ def compared(folder: Folder, read: Reader, target: str | None, read_target: Read
 
 
 def _brings(folder: Folder) -> bool:
-    return any(t.name.endswith("embed_tokens.weight") for c in folder.loaded() for t in c.tensors)
+    """Whether it has an embedding, and `fc` beside it, as what drafts from the target's states."""
+    names = [t.name for c in folder.loaded() for t in c.tensors]
+    return all(any(name.endswith(f"{part}.weight") for name in names) for part in ("embed_tokens", "fc"))
 
 
 @dataclass(frozen=True, slots=True)

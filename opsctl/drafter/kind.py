@@ -224,6 +224,11 @@ def _model(
         ), f"a whole model with {' and '.join(filter(None, (bundled, key)))}"
     if key is not None and not (complete and shapes):
         return Kind.MTP, f"{key} {text[key]}, in a whole model, whose tensors were not all read"
+    if not complete and any(map(v.drafts_since, named)):
+        return (
+            Kind.UNKNOWN,
+            "a whole model; whether it has layers that draft was not seen, its tensors were not all read",
+        )
     without = f"{key} {text[key]}, but no tensor of such a layer" if key is not None else ""
     if shapes and complete and not _whole(shapes):
         return Kind.UNKNOWN, ""

@@ -126,6 +126,9 @@ def test_the_target_itself_is_no_draft_model_unless_it_predicts() -> None:
 def test_a_whole_model_whose_tensors_were_not_all_read_is_known_by_its_config() -> None:
     config = {"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": 1}
     assert recognise(config, PLAIN, complete=False).kind is Kind.MTP
+    # Those of Qwen3-Next have no such key.
+    assert recognise({"architectures": ["Qwen3NextForCausalLM"]}, PLAIN, complete=False).kind is Kind.UNKNOWN
+    assert recognise({"architectures": ["LlamaForCausalLM"]}, PLAIN, complete=False).kind is Kind.MODEL
 
 
 @pytest.mark.parametrize(

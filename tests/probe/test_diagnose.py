@@ -128,6 +128,24 @@ def test_a_draft_model_of_another_kind_is_not_held_to_eagle3(
     assert told["cause"] == cause
 
 
+@pytest.mark.parametrize("named", ["Glm4MoeForCausalLM", "Qwen3NextForCausalLM"])
+def test_a_target_that_drafts_for_itself_stops_no_server(diagnose: Diagnose, tmp_path: Path, named: str) -> None:
+    """The server names the target's folder as the draft model's; only some models say in config.json what they have."""
+    config = build.target(build.Dims()) | {"architectures": [named]}
+    if named.startswith("Glm"):
+        config["num_nextn_predict_layers"] = 1
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    weights = {f"model.layers.0.experts.{i}.weight": build.Raw("U8", [8], b"weights!") for i in range(4097)}
+    build.write_safetensors(model / "model.safetensors", weights)
+    shape = Shape(cycles=(0,), algorithm="EAGLE", model=str(model), drafter=str(model))
+    with serving(shape) as url, process(tmp_path, "--port", url.rpartition(":")[2]):
+        _, told = diagnose("--port", url.rpartition(":")[2])
+    assert told["cause"] is None
+    assert any("whole model" in note for note in told["notes"])
+
+
 @pytest.mark.parametrize(
     ("said", "note"),
     [

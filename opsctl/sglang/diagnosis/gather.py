@@ -224,6 +224,11 @@ def _checked(
     likeness = compared(folder, read, target_path, read)
     case = Case(folder, Settings(dict(target)) if target else None, serving, likeness)
     kind = case.recognised.kind
+    if folder.oversized:  # the target itself, where its own layers draft
+        notes.append(
+            f"drafter: {path} is a whole model with more tensors than a draft model has, so it was not checked"
+        )
+        return folder.raw_config, kind, None
     versions = _possible(release)
     if not versions:
         what = f"SGLang's version {release!r:.60} names no release" if release else "SGLang's version is not known"
