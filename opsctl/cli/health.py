@@ -176,7 +176,7 @@ def _names(option: str) -> list[str]:
 
 def _print_profile(evidence: list[tuple[str, Evidence]], reports: list[HostReport], json_output: bool) -> None:
     """The profile as the inventory takes it, below `vars:` of the host. What is broken is not made the rule."""
-    from opsctl.gpu.profile import record
+    from opsctl.gpu.settings import record
 
     for report in reports:
         broken = [r for r in report.results if r.verdict.rank > 2 and r.check.startswith(_OF_THE_GPUS)]

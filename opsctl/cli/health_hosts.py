@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from opsctl.gpu import active, lastlook, wanted
+from opsctl.gpu import state, wanted
+from opsctl.gpu.checks import active
 from opsctl.gpu.checks.registry import checks
 from opsctl.gpu.judge import HostReport, Result, judge
 from opsctl.gpu.model import Evidence
@@ -67,7 +68,7 @@ def reports(done: Iterable[Done[Evidence]], chosen: Sequence[Check]) -> list[Hos
     for one in done:
         if one.value is None:
             continue
-        evidence = lastlook.compared(one.host.name, one.value)
+        evidence = state.compared(one.host.name, one.value)
         found.append(judge(one.host.name, evidence, wanted_of(one.host).settings, chosen))
     return found
 

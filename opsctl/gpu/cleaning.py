@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from opsctl.gpu import leftovers, ownership
-from opsctl.gpu.leftovers import File, Leftover
+from opsctl.gpu import ownership
 from opsctl.gpu.model import Evidence
 from opsctl.gpu.ownership import Class, Owned
 from opsctl.wire.calls.gpu import Files, Removed, gpuclean_remove
@@ -41,7 +41,7 @@ def findings(evidence: Evidence, listed: Files, server_uid: int | None) -> Findi
     owned = ownership.classify(evidence.table) if evidence.table else ()
     ours = [o.process for o in owned if o.server is not None and o.process is not None]
     alive = [o.process.started for o in owned if o.klass is Class.OWN_LIVE and o.process is not None]
-    files = leftovers.judge(
+    files = judge(
         (
             File(f["path"], f["folder"], f["uid"], f["size"], f["modified"], f["socket"], f["in_use"])
             for f in listed["files"]
@@ -62,3 +62,50 @@ def removal(found: Findings, processes: Sequence[Owned], files: Sequence[Leftove
         ],
         [{"path": f.file.path, "inode": found.inodes[f.file.path], "modified": f.file.modified} for f in files],
     )
+
+
+# Sources: NCCL shm transport (linux.cc), python multiprocessing, SGLang's NamedTemporaryFile(delete=False) for ZMQ ipc.
+_SHARED = re.compile(r"^(?:nccl-|psm_|sem\.(?:mp-|nccl)|mp-|torch_)[\w.-]+$")
+_IPC = re.compile(r"^tmp[a-z0-9_]{8}$")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A candidate. in_use: some process maps or opens it; None when that could not be seen (not root)."""
+
+    path: str
+    folder: str  # shm | tmp
+    uid: int
+    size: int
+    modified: float
+    socket: bool = False
+    in_use: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    file: File
+    removable: bool
+    proof: str
+
+
+def judge(files: Iterable[File], *, server_uids: frozenset[int], before: float) -> tuple[Leftover, ...]:
+    """What each file is. before: when our last server stopped, or the living one started (epoch seconds)."""
+    return tuple(
+        sorted((found for f in files if (found := _judge(f, server_uids, before))), key=lambda found: found.file.path)
+    )
+
+
+def _judge(file: File, server_uids: frozenset[int], before: float) -> Leftover | None:
+    name = file.path.rpartition("/")[2]
+    if not (_SHARED.match(name) if file.folder == "shm" else file.socket and _IPC.match(name)):
+        return None
+    if file.uid not in server_uids:
+        return Leftover(file, False, f"belongs to user {file.uid}; no server of ours is known to run as that")
+    if file.modified >= before:
+        return Leftover(file, False, "younger than the last stop of our server")
+    if file.in_use is None:
+        return Leftover(file, False, "whether a process uses it cannot be seen")
+    if file.in_use:
+        return Leftover(file, False, "a process uses it")
+    return Leftover(file, True, f"our server runs as user {file.uid}, older than its stop, no process uses it")

@@ -276,13 +276,17 @@ class KernelLog:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The NVLinks of one GPU, as `nvidia-smi nvlink -s` and `-e` list them. errors: all counted, of every kind."""
+    """The NVLinks of one GPU, as `nvidia-smi nvlink -s` and `-e` list them. errors: all counted, of every kind.
+
+    others: what is said of links that are neither active nor inactive, in words that are not known.
+    """
 
     index: int
     uuid: str | None = None
     active: int = 0
     inactive: int = 0
     errors: int | None = None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

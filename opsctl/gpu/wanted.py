@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from opsctl.errors import Place, UsageError
-from opsctl.gpu.profile import Profile
-from opsctl.gpu.settings import Settings
+from opsctl.gpu.settings import Profile, Settings
 from opsctl.inventory.model import SglangSettings
 from opsctl.schema_errors import plainly
 from opsctl.text import did_you_mean

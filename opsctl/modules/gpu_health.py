@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from opsctl.gpu import lastlook, wanted
+from opsctl.gpu import state, wanted
 from opsctl.gpu.judge import HostReport, Result, judge, selected
 from opsctl.gpu.model import Verdict
 from opsctl.gpu.read import gathered
@@ -45,7 +45,7 @@ class GpuHealth(Action[GpuHealthArgs]):
         expected = wanted.of(_health(args, site), site.sglang, site.host)
         checks = selected(args.only, args.skip)
         seen = gathered.look(lambda call: host.call(call, timeout=expected.seconds), expected)
-        evidence = lastlook.compared(site.host, seen)
+        evidence = state.compared(site.host, seen)
         report = judge(site.host, evidence, expected.settings, checks)
         gpus = max((len(r.gpus) for r in evidence.readings), default=0)
         return outcome(report, args.fail_on, gpus)

@@ -9,8 +9,8 @@ from typing import Any
 
 from opsctl.errors import UsageError
 from opsctl.gpu import wanted
-from opsctl.gpu.profile import record
 from opsctl.gpu.read import gathered
+from opsctl.gpu.settings import record
 from opsctl.sglang.diagnosis.gather import Ask, choose, port_of
 from opsctl.survey.found import Checkout, Found, Running
 from opsctl.wire import command_line

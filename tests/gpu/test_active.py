@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.gpu import active
+from opsctl.gpu.checks import active
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import ActiveRun, Evidence, Host, Unit
 from opsctl.gpu.settings import Settings

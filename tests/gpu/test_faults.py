@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opsctl.errors import Unreadable, UsageError
-from opsctl.gpu.profile import Profile, record
 from opsctl.gpu.read import smi_text, smi_xml
-from opsctl.gpu.settings import Settings
+from opsctl.gpu.settings import Profile, Settings, record
 from tests.gpu.judging import report, text_of, verdicts
 
 H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")  # 580, eight GPUs, healthy, idle

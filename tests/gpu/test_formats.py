@@ -15,7 +15,7 @@ import pytest
 
 from opsctl.errors import Unreadable
 from opsctl.gpu.judge import judge
-from opsctl.gpu.read import bundle, capture, klog, smi_table, smi_text
+from opsctl.gpu.read import bundle, capture, klog, smi_text
 from opsctl.gpu.settings import Settings
 from tests.gpu import take_capture
 from tests.gpu.judging import DATA, text_of, verdicts
@@ -94,7 +94,7 @@ GPU 00000000:00:1B.0
 
 
 def test_table_of_an_old_driver() -> None:
-    reading = smi_table.read(OLD_TABLE)
+    reading = smi_text.read_table(OLD_TABLE)
     assert [g.memory_used for g in reading.gpus] == [15079, 0]
     assert reading.gpus[0].processes is not None
     assert reading.gpus[0].processes[0].memory_mib == 15068

@@ -15,7 +15,7 @@ import pytest
 
 from opsctl.agent.gpu import clean, process_table
 from opsctl.gpu import cleaning
-from opsctl.gpu.leftovers import File, judge
+from opsctl.gpu.cleaning import File, judge
 from opsctl.gpu.model import Evidence, Host, Unit
 from opsctl.gpu.ownership import Class, ProcessEntry, ProcessTable, ServerRecord, classify, removable
 from opsctl.gpu.read.gathered import _records

@@ -1,4 +1,4 @@
-"""What each GPU says about itself: lost, recovery, sameness, mode, memory errors, heat, power, memory in use."""
+"""What each GPU says about itself: lost, recovery, sameness, mode, ECC, heat, power, memory in use, and by whom."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from opsctl.gpu import state
 from opsctl.gpu.checks.over import fail, merge, no_reading, over_gpus, sound, warn
 from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Reading, Verdict, skip
-from opsctl.gpu.ownership import Class, classify
+from opsctl.gpu.ownership import Class, classify, orphan_workers
 from opsctl.gpu.settings import Settings
 
 
@@ -338,3 +338,100 @@ def _owners(evidence: Evidence, limit: float) -> list[Found]:
                 warn(f"{name} (pid {owned.pid}) holds {held:.0f} MiB and is not part of our server", owned.pid)
             )
     return found
+
+
+_NO_TABLE = "no process table"
+
+
+def orphans(evidence: Evidence, settings: Settings) -> list[Found]:
+    if evidence.table is None:
+        return skip(_NO_TABLE)
+    found = classify(evidence.table, stuck_after=settings.limit("stuck.fail"))
+    left = orphan_workers(found, {p.pid: p for p in evidence.table.processes})
+    if not left:
+        return [sound("no worker without a living server", 0, 0)]
+    held = sum(o.gpu_memory_mib or 0 for o in left)
+    names = ", ".join(f"{o.pid} {o.process.title if o.process else ''}".strip() for o in left[:8])
+    return [fail(f"{len(left)} workers without a living server hold {held / 1024:.0f} GiB: {names}", len(left), 0)]
+
+
+def stuck(evidence: Evidence, settings: Settings) -> list[Found]:
+    if evidence.table is None and evidence.smi_run is not None:
+        return [fail("reading the process table hangs: a process is stuck in the kernel with its memory locked")]
+    if evidence.table is None:
+        return skip(_NO_TABLE)
+    found = classify(evidence.table, stuck_after=settings.limit("stuck.fail"))
+    held = [o for o in found if o.klass is Class.STUCK]
+    if held:
+        return [fail(f"pid {o.pid} {o.process.comm if o.process else ''}: {o.proof}", o.pid) for o in held]
+    old = settings.limit("zombie.warn")
+    dead = [o for o in found if o.klass is Class.ZOMBIE and o.process and o.process.age > old]
+    if dead:
+        return [warn(f"pid {o.pid} {o.process.comm if o.process else ''}: {o.proof}", o.pid) for o in dead]
+    return [sound("no process that holds a GPU is stuck")]
+
+
+def uncorrected(evidence: Evidence, settings: Settings) -> list[Found]:
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.unrepairable_memory:
+            return fail("unrepairable memory", "Yes", "No")
+        if gpu.sram_threshold_exceeded:
+            return fail("SRAM error threshold exceeded", "Yes", "No")
+        volatile, aggregate = gpu.ecc_volatile, gpu.ecc_aggregate
+        if volatile:
+            return fail(f"{volatile:.0f} uncorrected errors since the driver was loaded", volatile, 0)
+        if aggregate:
+            return warn(
+                f"{aggregate:.0f} uncorrected errors in the card's life, none since the driver was loaded", aggregate, 0
+            )
+        if volatile is None and aggregate is None:
+            return None
+        return sound("no uncorrected errors", 0, 0)
+
+    return over_gpus(evidence, judge, "no ECC counters (N/A)")
+
+
+def ecc_mode(evidence: Evidence, settings: Settings) -> list[Found]:
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.ecc_mode is None:
+            return None
+        if gpu.ecc_pending not in (None, gpu.ecc_mode):
+            return warn(f"ECC {gpu.ecc_mode}, {gpu.ecc_pending} after the next reset", gpu.ecc_mode, gpu.ecc_pending)
+        return sound(f"ECC {gpu.ecc_mode}", gpu.ecc_mode)
+
+    return over_gpus(evidence, judge, "ECC mode N/A or not listed")
+
+
+def rows(evidence: Evidence, settings: Settings) -> list[Found]:
+    most, most_pages = settings.limit("rows.uncorrectable.fail"), settings.limit("rows.pages.fail")
+
+    def judge(gpu: Gpu) -> Found | None:
+        if gpu.rows_failure:
+            return fail("row remapping failed", "failure", "none")
+        if gpu.rows_none:
+            return fail(f"{gpu.rows_none:.0f} memory banks have no spare row left", gpu.rows_none, 0)
+        if (gpu.rows_uncorrectable or 0) > most:
+            return fail(
+                f"{gpu.rows_uncorrectable:.0f} rows remapped for uncorrectable errors", gpu.rows_uncorrectable, most
+            )
+        pages = (gpu.pages_single or 0) + (gpu.pages_double or 0)
+        if pages >= most_pages:
+            return fail(f"{pages:.0f} memory pages retired", pages, most_pages)
+        pending = {
+            "page retirement": gpu.pages_pending,
+            "row remap": gpu.rows_pending,
+            "channel repair": gpu.channel_repair_pending,
+            "TPC repair": gpu.tpc_repair_pending,
+        }
+        waiting = [name for name, on in pending.items() if on]
+        if waiting:
+            return warn(f"{', '.join(waiting)} pending until the GPU is reset", ", ".join(waiting), "none")
+        if gpu.rows_low:
+            return warn(f"{gpu.rows_low:.0f} memory banks are low on spare rows", gpu.rows_low, 0)
+        if all(v is None for v in (gpu.rows_failure, gpu.rows_pending, gpu.rows_uncorrectable)):
+            return None
+        return sound(
+            f"no remap pending or failed, {gpu.rows_uncorrectable or 0:.0f} rows remapped", gpu.rows_uncorrectable
+        )
+
+    return over_gpus(evidence, judge, "remapped rows absent or N/A")

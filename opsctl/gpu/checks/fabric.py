@@ -1,4 +1,4 @@
-"""What ties the GPUs together: the NVLink fabric and its manager, the links, and whether CUDA can start on it."""
+"""What ties the GPUs together: NVLink, its fabric and manager, CUDA's start on it, NUMA nodes, peer to peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from opsctl.gpu import state
 from opsctl.gpu.checks.host import unanswered
 from opsctl.gpu.checks.over import fail, no_reading, over_gpus, sound, warn
-from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Links, Verdict, skip
+from opsctl.gpu.model import Evidence, Found, Gpu, GpuRef, Links, PciDevice, Verdict, skip
 from opsctl.gpu.settings import Settings
 
 _READY = ("Completed", "Success")
@@ -112,13 +112,16 @@ def links(evidence: Evidence, settings: Settings) -> list[Found]:
     told = evidence.host.links
     if told is None:
         return unanswered(evidence.host, "gpu.nvlink", "nvidia-smi nvlink -s was not asked")
+    if found := _fewer(told, evidence) + _erring(told, evidence, settings):
+        return sorted(found, key=lambda f: -f.verdict.rank)
+    if odd := list(dict.fromkeys(word for one in told for word in one.others)):
+        return skip(f"nvidia-smi says of links what is not known here: {', '.join(odd[:3])}")
+    if not any(one.active for one in told) and _divided(evidence):
+        return [sound("no NVLink is up: GPUs that MIG divides use none")]
     if not any(one.active or one.inactive for one in told):
         if told and _in_fabric(evidence):
             return [fail("no NVLink of any GPU is up, and the GPUs are in a fabric", 0, remedy="nvlink")]
         return [sound("no GPU has NVLinks")]
-    found = _fewer(told, evidence) + _erring(told, evidence, settings)
-    if found:
-        return sorted(found, key=lambda f: -f.verdict.rank)
     counts = Counter((one.active, one.active + one.inactive) for one in told)
     text = ", ".join(f"{active} of {of} links up on {n} GPUs" for (active, of), n in counts.most_common())
     if not any(one.active for one in told) and _in_fabric(evidence):
@@ -131,14 +134,16 @@ def _in_fabric(evidence: Evidence) -> bool:
 
 
 def _fewer(told: tuple[Links, ...], evidence: Evidence) -> list[Found]:
-    names = {g.ref.index: g.name for r in evidence.readings for g in r.gpus}
+    gpus = [g for r in evidence.readings for g in r.gpus]
+    names = {g.ref.index: g.name for g in gpus}
+    divided = {g.ref.index for g in gpus if g.mig == "Enabled"}  # by MIG, with which a GPU uses no link
     found = []
     for one in told:
         name = names.get(one.index)
         most = max(o.active for o in told if None in (name, names.get(o.index)) or names[o.index] == name)
         # Cards in slots are bridged in pairs or not at all: one that has no link up is simply not bridged.
         whole = _in_fabric(evidence) or _on_board(one, evidence)
-        if one.active < most and (one.active or whole):
+        if one.active < most and (one.active or whole) and not one.others and one.index not in divided:
             text = f"{one.active} of {one.active + one.inactive} NVLinks up, its peers {most}"
             ref = _ref(one, evidence)
             found.append((fail if whole else warn)(text, one.active, most, remedy="nvlink", gpu=ref))
@@ -220,3 +225,94 @@ def license(evidence: Evidence, settings: Settings) -> list[Found]:
         return sound(f"vGPU {gpu.license}", gpu.license)
 
     return over_gpus(evidence, judge, "no virtual GPU")
+
+
+def affinity(evidence: Evidence, settings: Settings) -> list[Found]:
+    told = [d for d in evidence.pci or () if d.gpu and d.numa_node is not None]
+    if not told:
+        return skip("no NUMA node of any GPU known")
+    lone = [d for d in told if d.numa_node == -1]
+    if lone and evidence.host.numa_nodes == 1:
+        return [sound("one NUMA node", 1)]
+    if lone and evidence.host.numa_nodes is None:
+        return skip("the firmware names no NUMA node; how many the machine has is not known")
+    if lone:
+        return [
+            Found(Verdict.WARN, "the firmware names no NUMA node", GpuRef(None, None, d.bus_id), -1, ">= 0")
+            for d in lone
+        ]
+    nodes = sorted({d.numa_node for d in told if d.numa_node is not None})
+    per_node = ", ".join(f"{sum(d.numa_node == n for d in told)} on node {n}" for n in nodes)
+    return [sound(per_node)]
+
+
+def p2p(evidence: Evidence, settings: Settings) -> list[Found]:
+    """`topo -p2p` saying OK proves nothing: translated IOMMU with ACS redirect above a GPU hangs NCCL all the same."""
+    host, pci = evidence.host, evidence.pci
+    devices = {d.bus_id: d for d in pci or ()}
+    gpus = [d for d in pci or () if d.gpu]
+    count = len(gpus) or max((len(r.gpus) for r in evidence.readings), default=0)  # 0: not known
+    mode = "off" if host.iommu_off else iommu_mode(host.cmdline, gpus)
+    bridges = _redirecting(gpus, devices)
+    told_acs = any(devices[b].acs_redirect is not None for g in gpus for b in g.parents if b in devices)
+    faults = [
+        e for e in (evidence.kernel.events if evidence.kernel else ()) if e.kind == "iommu" and e.severity == "fail"
+    ]
+    found: list[Found] = [fail(f"IOMMU page fault on a GPU: {faults[0].text}")] if faults else []
+    if linked(evidence):
+        return found or [sound("the GPUs reach each other by NVLink")]
+    if bridges:
+        where = ", ".join(f"{bridge} (above {', '.join(below)})" for bridge, below in sorted(bridges.items()))
+        if mode in ("off", "pt"):
+            found.append(warn(f"IOMMU {mode}, ReqRedir+ on {where}", "ReqRedir+", "ReqRedir-"))
+        elif mode == "translated":
+            found.append(fail(f"IOMMU translated, ReqRedir+ on {where}", "ReqRedir+", "ReqRedir-"))
+        else:
+            found.append(warn(f"ReqRedir+ on {where}; the IOMMU mode is not known", "ReqRedir+", "ReqRedir-"))
+    elif mode == "translated" and count != 1:
+        found.append(warn("IOMMU translated: peers may hang or read zeros", "translated", "off"))
+    elif mode == "pt" and count != 1:
+        found.append(warn("IOMMU in passthrough: enough on some hosts, off is safer", "pt", "off", remedy="iommu_off"))
+    unlinked = _not_ok(host.p2p)
+    if unlinked and not host.p2p_disabled:
+        found.append(warn(f"nvidia-smi says no peer access: {', '.join(unlinked[:4])}", unlinked[0], "OK"))
+    if found:
+        return sorted(found, key=lambda f: -f.verdict.rank)
+    if mode == "off" or told_acs:
+        parts = [f"IOMMU {mode}"] if mode else []
+        parts += ["no bridge above a GPU redirects requests"] if told_acs else []
+        return [sound(", ".join(parts))]
+    return skip("neither the IOMMU mode nor the bridges' ACS bits are known (lspci -vvv shows them to root only)")
+
+
+def iommu_mode(cmdline: str | None, gpus: list[PciDevice]) -> str | None:
+    """off, pt or translated; None when neither the groups nor the command line say."""
+    kinds = {g.iommu for g in gpus if g.iommu}
+    if kinds:
+        return "translated" if any(k.startswith("DMA") for k in kinds) else "pt"
+    words = (cmdline or "").split()
+    if any(w in words for w in ("iommu=off", "amd_iommu=off", "intel_iommu=off")):
+        return "off"
+    if any(w in words for w in ("iommu=pt", "iommu.passthrough=1")):
+        return "pt"
+    if any(w in words for w in ("intel_iommu=on", "amd_iommu=on", "iommu.passthrough=0", "iommu=force")):
+        return "translated"
+    return None
+
+
+def _redirecting(gpus: list[PciDevice], devices: dict[str, PciDevice]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for gpu in gpus:
+        for parent in gpu.parents:
+            if parent in devices and devices[parent].acs_redirect:
+                found.setdefault(parent, []).append(gpu.bus_id)
+    return found
+
+
+def _not_ok(matrix: tuple[tuple[str, ...], ...] | None) -> list[str]:
+    return [
+        f"GPU{i}-GPU{j} {cell}"
+        for i, row in enumerate(matrix or ())
+        for j, cell in enumerate(row)
+        if i < j and cell not in ("OK", "X")
+    ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from opsctl.gpu.checks import active, cards, driver, fabric, host, kernel, memory, pcie, processes, service, topology
+from opsctl.gpu.checks import active, cards, driver, fabric, host, kernel, pcie
 from opsctl.gpu.model import Evidence, Found
 from opsctl.gpu.read.fields import table
 from opsctl.gpu.settings import Settings
@@ -27,9 +27,9 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "gpu.cuda": fabric.cuda,
     "gpu.license": fabric.license,
     "gpu.persistence": cards.persistence,
-    "ecc.uncorrected": memory.uncorrected,
-    "ecc.mode": memory.mode,
-    "ecc.rows": memory.rows,
+    "ecc.uncorrected": cards.uncorrected,
+    "ecc.mode": cards.ecc_mode,
+    "ecc.rows": cards.rows,
     "pcie.width": pcie.width,
     "pcie.gen": pcie.generation,
     "pcie.errors": pcie.errors,
@@ -38,8 +38,8 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "gpu.clocks": cards.clocks,
     "gpu.power": cards.power,
     "gpu.leftover": cards.leftover,
-    "gpu.orphans": processes.orphans,
-    "proc.stuck": processes.stuck,
+    "gpu.orphans": cards.orphans,
+    "proc.stuck": cards.stuck,
     "klog.xid": kernel.xid,
     "klog.offbus": kernel.offbus,
     "klog.sxid": kernel.sxid,
@@ -48,8 +48,8 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "klog.oom": kernel.oom,
     "klog.hung": kernel.hung,
     "klog.disk": kernel.disk,
-    "topo.affinity": topology.affinity,
-    "p2p.config": topology.p2p,
+    "topo.affinity": fabric.affinity,
+    "p2p.config": fabric.p2p,
     "host.numa_balancing": host.numa_balancing,
     "host.governor": host.governor,
     "host.cpus": host.cpus,
@@ -65,10 +65,10 @@ _FUNCTIONS: dict[str, CheckFunction] = {
     "host.hugepages": host.hugepages,
     "net.ports": host.ports,
     "dcgm.diag": active.diagnostics,
-    "svc.port": service.port,
-    "svc.unit": service.unit,
-    "svc.ready": service.ready,
-    "svc.live": service.live,
+    "svc.port": host.port,
+    "svc.unit": host.unit,
+    "svc.ready": host.ready,
+    "svc.live": host.live,
     "active.bandwidth": active.bandwidth,
     "active.nccl": active.collective,
     "active.torch": active.torch,

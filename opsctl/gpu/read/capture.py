@@ -16,11 +16,8 @@ from opsctl.gpu.read import (
     hosttext,
     klog,
     lspci,
-    smi_csv,
     smi_errors,
     smi_links,
-    smi_list,
-    smi_table,
     smi_text,
     smi_xml,
 )
@@ -111,7 +108,7 @@ def _plain(text: str) -> Evidence | None:
         return Evidence(readings=(reading,) if reading else (), smi_errors=refused, kernel=kernel)
     if lspci.HEADER.search(text) and not klog.looks_like(text):
         return Evidence(pci=lspci.read(text))
-    if smi_list.uninformative(text):
+    if smi_text.uninformative(text):
         return Evidence()
     fields = hosttext.recognise(text)
     if fields is not None:
@@ -124,10 +121,10 @@ def _plain(text: str) -> Evidence | None:
 def _reading(text: str) -> Reading | None:
     if smi_text.MARK in text:
         return smi_text.read(text)
-    if smi_table.MARK.search(text):
-        return smi_table.read(text)
+    if smi_text.TABLE.search(text):
+        return smi_text.read_table(text)
     first = next((line for line in text.splitlines() if line.strip()), "")[:_LONGEST_HEADER]
-    return smi_csv.read(text) if smi_csv.header(first) else smi_list.read(text)
+    return smi_text.read_csv(text) if smi_text.header(first) else smi_text.read_list(text)
 
 
 def _sections(text: str) -> Evidence:

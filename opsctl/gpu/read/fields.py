@@ -1,4 +1,7 @@
-"""From the cells of one GPU, under the names of any driver, to a `Gpu`. The names are data/fields.csv."""
+"""From the cells of one GPU, under the names of any driver, to a `Gpu`. The names are data/fields.csv.
+
+A cell says a value, nothing, or that it could not be read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from opsctl.gpu.model import Gpu, GpuRef, Process
-from opsctl.gpu.read import words
 
 Naming = Literal["xml", "text", "csv"]
 
@@ -68,8 +70,8 @@ def gpu(
         (name.removeprefix(_HEALTH).replace("_", " "), said) for name, said in health.items() if said is not None
     )
     # What joining the fabric came to, and `Unknown Error` is one of the answers.
-    unknown = next(filter(words.is_odd, raw["fabric_status"]), None)
-    values["fabric_status"] = words.plain(unknown) if unknown else values["fabric_status"]
+    unknown = next(filter(is_odd, raw["fabric_status"]), None)
+    values["fabric_status"] = plain(unknown) if unknown else values["fabric_status"]
     ref = GpuRef(index, values.pop("uuid"), values.pop("bus_id") or listed_as)
     found = Gpu(ref=ref, processes=processes, **values)
     return replace(found, lost=_lost(cells, raw), odd=_odd(cells))
@@ -91,11 +93,11 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 def _value(kind: str, cells: list[str]) -> Any:
     if kind == "sum":
-        numbers = [n for n in map(words.number, cells) if n is not None]
+        numbers = [n for n in map(number, cells) if n is not None]
         return sum(numbers) if numbers else None
-    if kind == "flag" and any(map(words.flag, cells)):
+    if kind == "flag" and any(map(flag, cells)):
         return True  # one name of several says it
-    read = {"text": words.text, "number": words.number, "flag": words.flag, "active": words.active}[kind]
+    read = {"text": text, "number": number, "flag": flag, "active": active}[kind]
     return next((v for v in map(read, cells) if v is not None), None)
 
 
@@ -111,26 +113,85 @@ def _from_mask(mask: str | None, values: Mapping[str, Any]) -> dict[str, bool]:
 
 def _lost(cells: Mapping[str, str], raw: Mapping[str, list[str]]) -> str | None:
     """Why the GPU cannot be trusted: it says so, or its name, or two of its vital values cannot be read."""
-    said = [(path, cell) for path, cell in cells.items() if words.is_lost(cell)]
+    said = [(path, cell) for path, cell in cells.items() if is_lost(cell)]
     if said:
-        return f"{words.plain(said[0][1])!r} in {len(said)} values ({', '.join(path for path, _ in said[:4])})"
-    if any(map(words.is_odd, raw["name"])):
-        return f"{words.plain(raw['name'][0])!r} in its name"
+        return f"{plain(said[0][1])!r} in {len(said)} values ({', '.join(path for path, _ in said[:4])})"
+    if any(map(is_odd, raw["name"])):
+        return f"{plain(raw['name'][0])!r} in its name"
     vital = ("utilization", "memory_used", "power_draw", "temperature")
-    unreadable = [name for name in vital if any(map(words.is_odd, raw[name]))]
+    unreadable = [name for name in vital if any(map(is_odd, raw[name]))]
     if len(unreadable) >= 2:
-        return f"{words.plain(raw[unreadable[0]][0])!r} in {', '.join(unreadable)}"
+        return f"{plain(raw[unreadable[0]][0])!r} in {', '.join(unreadable)}"
     return None
 
 
 def _odd(cells: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((path, words.plain(cell)) for path, cell in cells.items() if words.is_odd(cell))
+    return tuple((path, plain(cell)) for path, cell in cells.items() if is_odd(cell))
 
 
 def processes(entries: list[tuple[str, str, str, str]]) -> tuple[Process, ...]:
     """Processes from (pid, type, name, memory) cells; lines without a pid are dropped."""
     return tuple(
-        Process(int(pid), words.text(kind), name, words.number(memory))
+        Process(int(pid), text(kind), name, number(memory))
         for pid, kind, name, memory in entries
         if pid.strip().isdigit()
     )
+
+
+ABSENT = frozenset(
+    {
+        "", "n/a", "not supported", "requested functionality has been deprecated", "none reported", "not available",
+        "insufficient permissions",
+    }
+)  # fmt: skip
+LOST = ("gpu is lost", "gpu requires reset", "gpu has fallen off the bus")
+ODD = ("err!", "unknown error")
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+
+def plain(cell: str) -> str:
+    """The cell without surrounding blanks and brackets: '[N/A]' -> 'N/A'."""
+    cell = cell.strip()
+    return cell[1:-1].strip() if cell.startswith("[") and cell.endswith("]") else cell
+
+
+def is_absent(cell: str) -> bool:
+    return plain(cell).lower() in ABSENT
+
+
+def is_lost(cell: str) -> bool:
+    return plain(cell).lower().startswith(LOST)
+
+
+def is_odd(cell: str) -> bool:
+    return plain(cell).lower().startswith(ODD)
+
+
+def is_broken(cell: str) -> bool:
+    return is_lost(cell) or is_odd(cell)
+
+
+def text(cell: str | None) -> str | None:
+    """The cell's words, None when absent or unreadable."""
+    if cell is None or is_absent(cell) or is_broken(cell):
+        return None
+    return plain(cell)
+
+
+def number(cell: str | None) -> float | None:
+    """The cell's number without its unit: '65720 MiB' -> 65720, '16x' -> 16, '1.5 GiB' is not met in practice."""
+    said = text(cell)
+    found = _NUMBER.match(said) if said else None
+    return float(found[0]) if found else None
+
+
+def flag(cell: str | None) -> bool | None:
+    """Yes or No; also the 1 and 0 of CSV."""
+    said = (text(cell) or "").lower()
+    return {"yes": True, "1": True, "true": True, "no": False, "0": False, "false": False}.get(said)
+
+
+def active(cell: str | None) -> bool | None:
+    """Active or Not Active."""
+    return {"active": True, "not active": False}.get((text(cell) or "").lower())

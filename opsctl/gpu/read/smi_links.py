@@ -14,6 +14,7 @@ MARK = re.compile(
 _GPU = re.compile(r"^GPU (?P<index>\d+): .*?(?:\(UUID: (?P<uuid>[^)]+)\))?\s*$")
 _ACTIVE = re.compile(r"^\s*Link \d+: [\d.]+ GB/s\s*$")
 _INACTIVE = re.compile(r"^\s*Link \d+: <inactive>\s*$")
+_ANY = re.compile(r"^\s*Link \d+: (\S.*?)\s*$")
 # Of all counters those that count faults: packets and effective rates are none.
 _FAULT = re.compile(
     r"^\s*Link \d+: (?:Replay|Recovery|CRC|Malformed packet|Buffer overrun|Rx|Rx remote|Rx General|"
@@ -30,10 +31,16 @@ def read(status: str, errors: str = "") -> tuple[Links, ...]:
             uuid=uuid,
             active=sum(bool(_ACTIVE.match(line)) for line in lines),
             inactive=sum(bool(_INACTIVE.match(line)) for line in lines),
+            others=tuple(dict.fromkeys(found[1] for line in lines if (found := _other(line)))),
             errors=counted.get(index),
         )
         for index, uuid, lines in _blocks(status)
     )
+
+
+def _other(line: str) -> re.Match[str] | None:
+    """A link whose state is told in a word that no driver to 595 has."""
+    return None if _ACTIVE.match(line) or _INACTIVE.match(line) else _ANY.match(line)
 
 
 def _faults(lines: list[str]) -> int | None:

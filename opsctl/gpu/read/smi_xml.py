@@ -11,7 +11,7 @@ from xml.parsers import expat
 
 from opsctl.errors import Unreadable
 from opsctl.gpu.model import Gpu, Reading
-from opsctl.gpu.read import fields, words
+from opsctl.gpu.read import fields
 
 MAX_BYTES = 32 << 20
 MAX_DEPTH = 24
@@ -46,15 +46,15 @@ def read(text: str) -> Reading:
     return Reading(
         source="xml",
         gpus=tuple(gpus),
-        driver=words.text(head.get("driver_version")) or words.text(head.get("kmd_version")),
-        cuda=words.text(head.get("cuda_version")) or words.text(head.get("cuda_umd_version")),
+        driver=fields.text(head.get("driver_version")) or fields.text(head.get("kmd_version")),
+        cuda=fields.text(head.get("cuda_version")) or fields.text(head.get("cuda_umd_version")),
         attached=attached,
         truncated=broken,
     )
 
 
 def _count(cell: str | None) -> int | None:
-    number = words.number(cell)
+    number = fields.number(cell)
     return None if number is None else int(number)
 
 
