@@ -9,9 +9,8 @@ import pytest
 
 from opsctl.gpu.judge import HostReport, Result, judge, remedies
 from opsctl.gpu.model import CudaStart, Evidence, Host, Links, MemoryController, NetworkPort, PciDevice, State, Verdict
-from opsctl.gpu.profile import Profile
 from opsctl.gpu.read import capture
-from opsctl.gpu.settings import Settings
+from opsctl.gpu.settings import Profile, Settings
 from tests.gpu.judging import report, text_of, verdicts
 
 H100 = text_of("k8s-test-infra/hardware/qx-h100.xml")  # eight GPUs, fabric Completed/Success
@@ -99,6 +98,8 @@ LINE = "kern  :err   : 2030-01-01T00:00:00,000000+00:00 "
         ("BUG: kernel NULL pointer dereference, address: 0000000000000010\n"
          "Call Trace:\n uvm_va_block_evict+0x1/0x2 [nvidia_uvm]", "klog.hung", "fail", "reboot"),
         ("CMCI storm detected: switching to poll mode", "host.edac", "warn", "dimm_corrected"),
+        ("{1}[Hardware Error]: event severity: fatal", "host.edac", "fail", "hardware_record"),
+        ("mce: [Hardware Error]: Machine check: Uncorrected error", "host.edac", "fail", "dimm"),
     ],
 )  # fmt: skip
 def test_a_driver_fault_without_an_xid(line: str, check: str, verdict: str, what: str) -> None:
@@ -317,6 +318,7 @@ def status(*counts: tuple[int, int]) -> str:
 
 # What nvidia-smi says instead where no link of any GPU is up.
 DOWN = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
+MIG = H100.replace("<current_mig>N/A", "<current_mig>Enabled").replace("<current_mig>Disabled", "<current_mig>Enabled")
 SXM = re.sub(r"(?s)<fabric>.*?</fabric>", "", H100)
 
 
@@ -333,6 +335,10 @@ SXM = re.sub(r"(?s)<fabric>.*?</fabric>", "", H100)
         (H100, status(*[(0, 0)] * 8) + DOWN, "fail"),
         (PRO6000, status((0, 0)) + DOWN, "pass"),  # an A100 in a slot without its bridge says so
         (SXM, status((8, 4), (8, 4), (8, 4), (0, 12)), "fail"),  # a board of four, of which one has lost all links
+        (MIG, status(*[(0, 18)] * 8), "pass"),  # GPUs that are divided use no links
+        (MIG, status(*[(0, 0)] * 8) + DOWN, "pass"),
+        (H100, status(*[(18, 0)] * 8).replace("Link 3: 26.562 GB/s", "Link 3: <sleeping>", 1), "skip"),
+        (H100, status(*[(18, 0)] * 7, (16, 2)).replace("Link 3: 26.562 GB/s", "Link 3: <sleeping>", 1), "fail"),
     ],
 )
 def test_links_are_compared_with_their_peers(text: str, links: str, verdict: str) -> None:
