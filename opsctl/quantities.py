@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, WithJsonSchema
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _BYTES = {
@@ -39,3 +41,7 @@ def _sum(value: Any, units: Mapping[str, float], bare: str, expected: str) -> fl
     if not text.strip():
         raise ValueError(f"expected {expected}, got nothing")
     return total
+
+
+Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema({"type": ["number", "string"]})]
+"""Seconds, written as a number or with units: 90, 30s, 1h30m."""

@@ -13,8 +13,7 @@ from opsctl.errors import UsageError
 from opsctl.secret import Secret, masked
 from opsctl.text import did_you_mean, one_line
 from opsctl.wire.secret_names import holds_secret
-from opsctl.yaml_source import Source
-from opsctl.yaml_words import settled
+from opsctl.yaml_source import Source, settled
 
 _PLAINLY = {
     "string_type": "expected text",

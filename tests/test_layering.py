@@ -14,17 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "opsctl"
 
 # Plain files at the top that anybody but the agent may use.
 SHARED = {
-    *(
-        "__version__",
-        "answers",
-        "errors",
-        "findings",
-        "http_client",
-        "quantities",
-        "runname",
-        "schema_errors",
-        "schema_types",
-    ),
+    *("__version__", "answers", "errors", "findings", "http_client", "quantities", "runname", "schema_errors"),
     *("localfiles", "patterns", "secret", "secret_sources", "text"),
 }
 DOMAIN = {"agent", "drafter", "gpu", "sglang", "wire"}
@@ -36,10 +26,10 @@ MAY_KNOW = {
     "gpu": {"agent", "inventory", "wire"},
     "sglang": {"agent", "drafter", "gpu", "inventory", "wire"},
     "survey": {"agent", "gpu", "sglang", "wire"},
-    "inventory": {"remote", "wire", "yaml_source", "yaml_words"},
+    "inventory": {"remote", "wire", "yaml_source"},
     "practice": set(),
     "modules": {*DOMAIN, "inventory", "remote", "patchfiles"},
-    "engine": {"wire", "agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source", "yaml_words"},
+    "engine": {"wire", "agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
     "report": {*DOMAIN, "engine", "modules"},
 }
 

@@ -17,9 +17,8 @@ from opsctl.text import one_line, printable
 if TYPE_CHECKING:
     from opsctl.remote.host import RemoteHost
     from opsctl.remote.spec import ConnectionSpec
-    from opsctl.survey.found import Found
-    from opsctl.survey.settings import Section
-    from opsctl.survey.write import Reached
+    from opsctl.survey.look import Found
+    from opsctl.survey.write import Reached, Section
 
 app = typer.Typer()
 
@@ -57,7 +56,7 @@ def init(
 
       opsctl init --local --yes
     """
-    from opsctl.survey import settings
+    from opsctl.survey import write
     from opsctl.survey.look import look
 
     if Path(_INVENTORY).exists():
@@ -70,7 +69,7 @@ def init(
         typer.echo(f"looking at {printable(spec.name)} ...", err=True)
         found = look(lambda calls: remote.outcomes(calls, timeout=120.0), server_port)
     reached = _reached(spec, found, name)
-    section = settings.section(found)
+    section = write.section(found)
     for line in _told(reached, found, section):
         typer.echo(printable(line))
     if not yes and sys.stdin.isatty():

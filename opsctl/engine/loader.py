@@ -18,8 +18,7 @@ from opsctl.errors import UsageError
 from opsctl.localfiles import read
 from opsctl.schema_errors import problems, validate
 from opsctl.text import did_you_mean, one_line
-from opsctl.yaml_source import Source, parse_yaml
-from opsctl.yaml_words import refuse, settled
+from opsctl.yaml_source import Source, parse_yaml, refuse, settled
 
 _TASK_KEYS = tuple(info.alias or name for name, info in TaskKeys.model_fields.items())
 _PLAY_KEYS = tuple(PlayKeys.model_fields)

@@ -20,10 +20,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from opsctl.engine.templating import is_template
+from opsctl.quantities import Duration
 from opsctl.schema_errors import plainly
-from opsctl.schema_types import Duration
 from opsctl.text import VARIABLE
-from opsctl.yaml_words import JUDGED_LATER, whole_number
+from opsctl.yaml_source import JUDGED_LATER, whole_number
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from opsctl.errors import UsageError
 from opsctl.quantities import seconds, size_in_bytes
 from opsctl.secret import Secret
 from opsctl.text import did_you_mean, one_line
-from opsctl.yaml_source import parse_yaml, plain_scalar
-from opsctl.yaml_words import Word, ambiguous, as_bool, refuse
+from opsctl.yaml_source import Word, ambiguous, as_bool, parse_yaml, plain_scalar, refuse
 
 
 def untyped(name: str, given: Given) -> Any:

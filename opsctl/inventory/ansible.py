@@ -10,8 +10,7 @@ from typing import Any
 
 from opsctl.errors import UsageError
 from opsctl.text import did_you_mean
-from opsctl.yaml_source import DocPath, Source
-from opsctl.yaml_words import as_bool
+from opsctl.yaml_source import DocPath, Source, as_bool
 
 _GROUP_KEYS = {"hosts", "children", "vars"}
 _OURS = {"defaults", "groups", "hosts"}

@@ -1,20 +1,21 @@
-"""Hosts with everything that holds for them, merged."""
+"""Hosts with everything that holds for them: named by patterns, reached as their settings say."""
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import Place, UsageError
-from opsctl.inventory import patterns
 from opsctl.inventory.model import Settings, SglangSettings
+from opsctl.remote.spec import ConnectionSpec, Timeouts
 from opsctl.secret import Secret
 from opsctl.secret_sources import know
+from opsctl.text import did_you_mean
 
 if TYPE_CHECKING:
-    from opsctl.remote.spec import ConnectionSpec
     from opsctl.yaml_source import Source
 
 
@@ -65,8 +66,6 @@ class InventoryHost:
 
     def connection(self) -> ConnectionSpec:
         """How to reach it."""
-        from opsctl.inventory.connection import connection_spec
-
         return connection_spec(self)
 
 
@@ -98,7 +97,7 @@ class Inventory:
         else:
             order = list(self.hosts)
         try:
-            names = patterns.select(pattern, order, self.groups)
+            names = matching_hosts(pattern, order, self.groups)
         except UsageError as error:
             raise UsageError(error.message, where=self.file, hint=error.hint) from None
         if not names:
@@ -129,3 +128,80 @@ def _bare(name: str, connection: str, user: str | None = None) -> InventoryHost:
     settings = Settings.model_validate({"connection": connection, "user": user})
     variables = {"inventory_hostname": name, "group_names": [], "sglang": SglangSettings().model_dump()}
     return InventoryHost(name, settings, (), variables, Path.cwd())
+
+
+def connection_spec(host: InventoryHost) -> ConnectionSpec:
+    """What the inventory says about reaching `host`; what it leaves open is for the user's SSH configuration."""
+    said = host.settings
+    become = said.become
+    given = said.timeouts
+    timeouts = Timeouts(**{k: getattr(given, k) for k in given.model_fields_set}) if given else Timeouts()
+    known_hosts = tuple(_local(host.folder, file) for file in _several(said.known_hosts))
+    return ConnectionSpec(
+        name=host.name,
+        connection=said.connection or "ssh",
+        address=said.address,
+        port=said.port,
+        user=said.user,
+        keys=tuple(_local(host.folder, key) for key in _several(said.key)),
+        jump=",".join(_several(said.jump)) or None,
+        password=said.password,
+        become_password=said.become_password,
+        become="root" if become is True else become or None,
+        python=said.python,
+        host_key=said.host_key,
+        known_hosts=known_hosts or None,
+        ssh_config=_local(host.folder, said.ssh_config) if said.ssh_config not in (None, "none") else said.ssh_config,
+        state_dir=said.state_dir,
+        login=said.ssh.login if said.ssh else "pipelined",
+        attempts=said.attempts or 3,
+        timeouts=timeouts,
+    )
+
+
+def _several(value: list[str] | str | None) -> list[str]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+def _local(folder: Path, path: str) -> str:
+    """A path of this machine as the inventory means it: relative to its own folder."""
+    return str(folder / Path(path).expanduser())
+
+
+def matching_hosts(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The hosts that `pattern` names, in inventory order. Raises UsageError for a name that is nowhere.
+
+    `a:b` or `a,b`: either, `a:&b`: both, `a:!c`: not, with * ? [] in names.
+    """
+    words = [word.strip() for word in pattern.replace(",", ":").split(":") if word.strip()]
+    if not words:
+        raise UsageError("the host pattern is empty", hint="say `all` for every host")
+    chosen: set[str] = set()
+    plain = [word for word in words if word[0] not in "&!"]
+    for word in plain or ["all"]:
+        chosen |= _named(word, hosts, groups)
+    for word in words:
+        if word[0] == "&":
+            chosen &= _named(word[1:], hosts, groups)
+    for word in words:
+        if word[0] == "!":
+            chosen -= _named(word[1:], hosts, groups)
+    return [host for host in hosts if host in chosen]
+
+
+def _named(word: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> set[str]:
+    if word in ("all", "*"):
+        return set(hosts)
+    if word in groups:
+        return set(groups[word])
+    if word in hosts:
+        return {word}
+    if any(c in word for c in "*?["):
+        found = set(fnmatch.filter(hosts, word))
+        for group in fnmatch.filter(groups, word):
+            found |= set(groups[group])
+        if found:
+            return found
+    raise UsageError(f"no host or group is named {word!r}", hint=did_you_mean(word, [*hosts, *groups, "all"]))

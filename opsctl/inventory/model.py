@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
-from opsctl.schema_types import Duration
+from opsctl.quantities import Duration
 from opsctl.secret import Secret
 from opsctl.text import VARIABLE
 from opsctl.wire.command_line import DEFAULT_PORT

@@ -11,9 +11,8 @@ from pydantic import Field, model_validator
 
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Pattern, Public, Text, split
-from opsctl.modules.sealed import seal
-from opsctl.schema_types import Duration
+from opsctl.modules.fields import HostPath, Pattern, Public, Text, seal, split
+from opsctl.quantities import Duration
 from opsctl.secret import Secret
 from opsctl.text import one_line
 from opsctl.wire.calls.files import filelook_stat

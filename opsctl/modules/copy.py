@@ -16,10 +16,9 @@ from pydantic import Field, model_validator
 from opsctl.agent.files.state import hidden
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.localfiles import demand_file, opened, read
-from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, FileDiff, Host, Module, Progress, Site
 from opsctl.modules.fields import HostPath, Mode, Text, reveal
-from opsctl.modules.paths import DIFF_LIMIT, expected, permit, refuse
+from opsctl.modules.paths import DIFF_LIMIT, Placed, expected, holds_secret, look, permit, place, refuse
 from opsctl.secret import Secret
 from opsctl.text import size
 from opsctl.wire.calls import files

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.schema_types import Duration
+from opsctl.quantities import Duration
 from opsctl.wire.calls.core import facts_gather
 from opsctl.wire.protocol import Call, Reply
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from opsctl.errors import Conflict
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
-from opsctl.schema_types import Duration
+from opsctl.quantities import Duration
 from opsctl.wire.calls.git import Checkout, git_checkout, git_look, git_restore
 from opsctl.wire.protocol import Call, Reply
 

@@ -9,9 +9,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal
-from opsctl.modules.sealed import seal_headers
-from opsctl.schema_types import Duration
+from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal, seal_headers
+from opsctl.quantities import Duration
 from opsctl.text import one_line, size
 from opsctl.wire.calls.core import Answered, http_request
 from opsctl.wire.limits import read_json

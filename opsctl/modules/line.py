@@ -9,10 +9,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from opsctl.errors import TaskFailed
-from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.fields import HostPath, Pattern, Text, reveal
-from opsctl.modules.paths import refuse
+from opsctl.modules.paths import Placed, holds_secret, look, place, refuse
 from opsctl.secret import Secret
 from opsctl.wire.calls.files import State
 from opsctl.wire.protocol import Call, Reply

@@ -1,7 +1,8 @@
-"""What the modules that put something at a path have in common."""
+"""Files and folders put at a path of the host: what the modules that do so have in common."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from posixpath import dirname
 from typing import Any, TypedDict, cast
@@ -9,11 +10,12 @@ from typing import Any, TypedDict, cast
 from pydantic import Field
 
 from opsctl.errors import Conflict, RemoteError
-from opsctl.modules.contract import ModuleArgs, Site
+from opsctl.modules.contract import Change, FileDiff, ModuleArgs, Site
 from opsctl.modules.fields import Mode, octal
+from opsctl.secret import mask
 from opsctl.text import size
-from opsctl.wire.calls.files import State, files_restore
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls.files import State, filelook_stat, files_attributes, files_restore, files_write
+from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"  # what the one call of a change keeps, so that its undo finds it
 DIFF_LIMIT = 256 << 10  # bytes of a file that are fetched to show a difference
@@ -73,7 +75,7 @@ def permit(path: str, seen: State, change: str, site: Site, needed: int = 0) -> 
     """Raise RemoteError, as the host would, if it is known that a change cannot be made.
 
     Args:
-        change: name of the call of the agent's `files`, as in its `prospects`.
+        change: name of the call of the agent's `files`, as in `barred` of a state.
         needed: bytes that are to be written.
     """
     for one in (change, "owner"):
@@ -111,3 +113,53 @@ def refuse(path: str, seen: State, wanted: str) -> Conflict:
         kind="conflict",
         hint="move it away first; nothing is replaced by something of another kind",
     )
+
+
+class Placed(FileAttributes):
+    """A file at a path, written as a whole."""
+
+    follow: bool = Field(False, description="Write the file a symbolic link points to, instead of refusing.")
+
+
+def look(path: str, follow: bool, limit: int = DIFF_LIMIT, whom: Whom | None = None) -> Call[State]:
+    """Ask for the state of a file, its content if that is short, and whether it may be given to an owner and group."""
+    return filelook_stat(path, content=limit, follow=follow, **(whom or {}))
+
+
+def place(
+    path: str, content: bytes, seen: Reply[State], wanted: FileAttributes, site: Site | None, secret: bool = False
+) -> Change | None:
+    """The change that makes `path` hold `content`, None if it does.
+
+    With a `site`, raises RemoteError for a change that is known to fail. Raises Conflict if it is no file.
+    """
+    now = seen.result
+    if now["kind"] not in ("absent", "file"):
+        raise refuse(path, now, "file")
+    real = now.get("real", path)
+    wrong = wanted.wrong(now) if now["kind"] == "file" else wanted.given()
+    if now["kind"] == "file" and now["sha256"] == hashlib.sha256(content).hexdigest():
+        if not wrong:
+            return None
+        if site is not None:
+            permit(real, now, "attributes", site)
+        call = files_attributes(real, **wrong, expect=expected(now), keep=KEEP)
+        return Change(f"set {worded(wrong)} on {path}", (call,), restore(real))
+    if site is not None:
+        permit(real, now, "write", site, len(content))
+    call = files_write(real, **wanted.given(), expect=expected(now), keep=KEEP, body=content)
+    verb = "create" if now["kind"] == "absent" else "change"
+    summary = f"{verb} {path} ({size(len(content))})" + (f", {worded(wrong)}" if wrong else "")
+    return Change(summary, (call,), restore(real), diffs=_diff(path, content, seen, secret))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a secret that was revealed is part of a text."""
+    return mask(text) != text
+
+
+def _diff(path: str, content: bytes, seen: Reply[State], secret: bool) -> tuple[FileDiff, ...]:
+    if seen.result["kind"] == "file" and not seen.result.get("content"):
+        return ()  # too long to have been fetched
+    before = seen.body if seen.result["kind"] == "file" else None
+    return (FileDiff(path, before, content, secret),)

@@ -10,9 +10,8 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from opsctl.agent.process.process import env_digest
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.modules.fields import HostPath, Public, Text, reveal, split
-from opsctl.modules.sealed import seal
-from opsctl.schema_types import Duration
+from opsctl.modules.fields import HostPath, Public, Text, reveal, seal, split
+from opsctl.quantities import Duration
 from opsctl.wire.calls.process import (
     Status,
     process_restore,

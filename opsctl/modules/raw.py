@@ -6,7 +6,7 @@ from pydantic import Field
 
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Public
-from opsctl.schema_types import Duration
+from opsctl.quantities import Duration
 from opsctl.text import one_line
 
 

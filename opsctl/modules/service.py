@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.schema_types import Duration
+from opsctl.quantities import Duration
 from opsctl.wire.calls.process import Action, Unit, service_change, service_restore, service_resume, service_show
 from opsctl.wire.protocol import Call, Reply
 

@@ -12,11 +12,9 @@ from opsctl.agent.process.process import env_digest
 from opsctl.agent.server import startlog
 from opsctl.errors import Conflict, TaskFailed
 from opsctl.modules import sglang_plan as plan_of
-from opsctl.modules.content import place
 from opsctl.modules.contract import Change, FileDiff, Site
-from opsctl.modules.fields import reveal
-from opsctl.modules.paths import FileAttributes, expected, refuse
-from opsctl.modules.sealed import seal
+from opsctl.modules.fields import reveal, seal
+from opsctl.modules.paths import FileAttributes, expected, place, refuse
 from opsctl.modules.sglang_plan import Server, ServerArgs
 from opsctl.sglang.server import command, flags
 from opsctl.text import one_line

@@ -17,7 +17,7 @@ from opsctl.errors import UsageError
 from opsctl.localfiles import read_text
 from opsctl.modules.contract import ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Text, reveal
-from opsctl.schema_types import Duration
+from opsctl.quantities import Duration
 from opsctl.secret import Secret
 from opsctl.sglang.server import command, flags
 from opsctl.wire.command_line import CONFIG

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from opsctl.modules import sglang_plan as plan_of
-from opsctl.modules.content import look
 from opsctl.modules.contract import Change, Module, Site
+from opsctl.modules.paths import look
 from opsctl.modules.sglang_kinds import (
     ENV,
     FLAGS,

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from opsctl.errors import UsageError
 from opsctl.localfiles import read_text
-from opsctl.modules.content import Placed, holds_secret, look, place
 from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.fields import HostPath
+from opsctl.modules.paths import Placed, holds_secret, look, place
 from opsctl.wire.protocol import Call, Reply
 
 

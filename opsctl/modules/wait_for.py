@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
-from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text
-from opsctl.modules.sealed import seal_headers
-from opsctl.schema_types import Duration
+from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text, seal_headers
+from opsctl.quantities import Duration
 from opsctl.text import one_line
 from opsctl.wire.calls.process import wait_http, wait_log, wait_path, wait_port
 from opsctl.wire.calls.server import ready_wait

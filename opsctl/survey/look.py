@@ -1,10 +1,10 @@
-"""Looking at a host: two round trips, no change."""
+"""Looking at a host: what of SGLang runs and lies there. Two round trips, no change."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opsctl.errors import UsageError
@@ -12,7 +12,6 @@ from opsctl.gpu import wanted
 from opsctl.gpu.read import gathered
 from opsctl.gpu.settings import record
 from opsctl.sglang.diagnosis.gather import Ask, choose, port_of
-from opsctl.survey.found import Checkout, Found, Running
 from opsctl.wire import command_line
 from opsctl.wire.calls.core import facts_gather
 from opsctl.wire.calls.git import git_look
@@ -20,6 +19,78 @@ from opsctl.wire.calls.process import proc_run, process_status, service_show
 from opsctl.wire.calls.server import ServerProcess, servers_find
 from opsctl.wire.calls.source import Lying, survey_look
 from opsctl.wire.protocol import Call, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A source tree. commit, branch: None where it is no git checkout (or git could not say)."""
+
+    path: str
+    commit: str | None = None
+    branch: str | None = None
+    changed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The server that runs.
+
+    unit, container: how it is run; both None for a plain process. user_unit: of the user's own systemd.
+    argv: as the process list shows it, keys masked. ours: whether opsctl started it.
+    """
+
+    pid: int
+    argv: tuple[str, ...]
+    python: str
+    user: str | None
+    unit: str | None
+    user_unit: bool
+    container: str | None
+    log: str | None
+    env: Mapping[str, str]
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that bears on the inventory.
+
+    Attributes:
+        name: what the host calls itself.
+        home, user: of the user that we are there.
+        port: of the server that is meant, where the user named one.
+        environment, unit, model: what to use where nothing runs; the first of those that lie there.
+        others: what was found besides, by kind, and not used.
+        profile: of the GPUs, as `opsctl health --record` prints it; empty where there are none.
+        notes: what could not be found out, in words.
+    """
+
+    name: str
+    home: str
+    user: str | None = None
+    port: int | None = None
+    server: Running | None = None
+    checkout: Checkout | None = None
+    package: str | None = None
+    environment: str | None = None
+    unit: str | None = None
+    user_unit: bool = False
+    model: str | None = None
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str | None:
+        """The user that we must become to drive the server: it is a unit of a systemd that is not our own."""
+        server = self.server
+        return server.user if server and server.user_unit and server.user != self.user else None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a plain process serves that somebody started by hand."""
+        server = self.server
+        return server is not None and not (server.ours or server.unit or server.container)
 
 
 def look(ask: Ask, port: int | None = None) -> Found:

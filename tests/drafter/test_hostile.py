@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opsctl.agent.checkpoint import torchfile, torchpickle
+from opsctl.agent.checkpoint import torchfile
 from opsctl.agent.checkpoint.reading import gather, has_nonfinite
 from opsctl.agent.checkpoint.safetensors import Damaged, header_length, parse
 from opsctl.cli.main import run
@@ -198,14 +198,14 @@ PICKLES = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_odd_pickle_is_refused(name: str) -> None:
     with pytest.raises(Damaged):
-        torchpickle.walk(PICKLES[name])
+        torchfile.walk(PICKLES[name])
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=120))
 def test_random_pickle_raises_nothing_else(data: bytes) -> None:
     with contextlib.suppress(Damaged):
-        torchpickle.walk(b"\x80\x02" + data)
+        torchfile.walk(b"\x80\x02" + data)
 
 
 def test_pickle_ranges_are_the_stored_bytes(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from opsctl.inventory import load
 from opsctl.localfiles import shipped
 from opsctl.sglang.server import command, launch
 from opsctl.survey import write
-from opsctl.survey.found import Checkout, Found, Running
-from opsctl.survey.look import environment_of
-from opsctl.survey.settings import section
+from opsctl.survey.look import Checkout, Found, Running, environment_of
+from opsctl.survey.write import section
 
 PYTHON = "/root/sglang/.venv/bin/python"
 K25 = (

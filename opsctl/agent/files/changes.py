@@ -1,6 +1,6 @@
 """Changing files on the host: replaced in one step only if still as observed, and put back exactly.
 
-Calls that change something take `expect`, the state as observed (see filestate), and refuse with a conflict if it no
+Calls that change something take `expect`, the state as observed (see state), and refuse with a conflict if it no
 longer holds; with `keep` they write down first what `restore` needs. Text never travels through a shell.
 """
 

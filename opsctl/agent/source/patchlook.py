@@ -1,19 +1,32 @@
-"""What bears on patching a source tree, in one look. Apart from `patching`, which is five times as long to send."""
+"""What bears on patching a source tree, in one look. Apart from `patching`, which is five times as long to send.
+
+Of a served draft model the headers alone are read: its classes, and what it calls its layers.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import struct
 import threading
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
+from opsctl.agent.files.regular import opened, whole
 from opsctl.agent.server import modelpath, servers
-from opsctl.agent.source import draftnames, source
+from opsctl.agent.source import source
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.server import ServerProcess
-    from opsctl.wire.calls.source import PatchLook
+    from opsctl.wire.calls.source import DraftNames, PatchLook
+
+_CONFIG_LIMIT = 4 << 20
+_HEADER_LIMIT = 16 << 20
+_MOST = 100
+_UNREADABLE = (OSError, ValueError, RecursionError, AgentError)
+_OF_A_LAYER = re.compile(r"(^|\.)(midlayer|layers\.\d+)\.")
 
 
 def look(
@@ -47,7 +60,7 @@ def look(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
     running = serving or {"model": None, "drafter": None}
-    architectures = draftnames.architectures(modelpath.placed(model, cwd) or running["model"])
+    architectures = classes_of(modelpath.placed(model, cwd) or running["model"])
     drafter = running["drafter"] or modelpath.placed(drafter, cwd)
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
     asking.finish()
@@ -58,7 +71,7 @@ def look(
         "servers": found,
         "architectures": architectures,
         "imported": os.path.realpath(asking.imported) if asking.imported else None,
-        "drafter": draftnames.told(drafter) if drafter else None,
+        "drafter": draft_names(drafter) if drafter else None,
         "readonly": [path for path in paths if not _writable(os.path.join(top, path))],
     }
     return Reply(result, reply.body)
@@ -111,6 +124,49 @@ def _root_of(package: str) -> str:
 def _environment(path: Optional[str]) -> Dict[str, str]:
     known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     return dict(known, PYTHONPATH=path) if path else known
+
+
+def draft_names(path: str) -> DraftNames:
+    """Tell what the draft model in a folder is."""
+    return {"path": path, "architectures": classes_of(path), "layers": _layers(path)}
+
+
+def classes_of(model: Optional[str]) -> List[str]:
+    """The model classes that a folder's config.json names; none where it cannot be told."""
+    try:
+        with opened(os.path.join(_folder(model or ""), "config.json")) as stream:
+            config = json.loads(whole(stream, _CONFIG_LIMIT))
+        return [str(name) for name in config["architectures"]]
+    except (*_UNREADABLE, TypeError, KeyError):
+        return []
+
+
+def _folder(path: str) -> str:
+    folder = os.path.expanduser(path)
+    if not os.path.isabs(folder):
+        raise ValueError("a name on a hub, or relative to a folder that is not known")
+    return folder
+
+
+def _layers(path: str) -> Optional[List[str]]:
+    try:
+        folder = _folder(path)
+        files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
+        names = [name for file in files for name in _header(os.path.join(folder, file))]
+    except (*_UNREADABLE, struct.error):
+        return None
+    return sorted(name for name in names if _OF_A_LAYER.search(name))[:_MOST] if names else None
+
+
+def _header(path: str) -> Dict[str, Any]:
+    with opened(path) as stream:
+        (length,) = struct.unpack("<Q", whole(stream, 8))
+        if length > _HEADER_LIMIT:
+            raise ValueError("a header of %d bytes" % length)
+        header = json.loads(whole(stream, length))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no object")
+    return header
 
 
 CALLS = {"look": look}

@@ -1,20 +1,37 @@
 """Reading a folder that is to be staged: its files in chunks, each with its digest.
 
 A chunk's digest is SHA-256 over the SHA-256 of its blocks, so that one reading tells which blocks of a chunk
-that changed are still the same. Gigabytes are read once: see read_cache.
+that changed are still the same. Gigabytes are read once:
+
+    STATE/digests/NAME    a line of JSON for each chunk: [file, [size, mtime, inode], start, end, digest, blocks]
+
+A line counts as long as the file has that size, mtime and inode. Lines are written while the folder is read, so that a
+run that is killed has not read for nothing. Losing any of it costs time only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
+import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-from opsctl.agent.checkpoint import read_cache, reading
-from opsctl.agent.checkpoint.read_cache import Reading, Span
+from opsctl.agent.checkpoint import reading
+from opsctl.agent.core import durable
 from opsctl.agent.files import regular
-from opsctl.wire.chunking import block_digests, blocks_in, chunk_digest, file_ranges, release_digest, shortened
+from opsctl.wire.chunking import (
+    BLOCK_DIGEST,
+    block_digests,
+    blocks_in,
+    chunk_digest,
+    file_ranges,
+    release_digest,
+    shortened,
+)
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -23,6 +40,8 @@ if TYPE_CHECKING:
 
 WORKERS = 8
 _READ = 1 << 18  # bytes read at a time: a multiple of BLOCK
+_KEPT = 90 * 24 * 3600  # seconds since a folder was last read
+_FRESH = 2000000000  # ns: a file changed this recently may change again within the grain of its clock
 
 
 class Outline(NamedTuple):
@@ -68,14 +87,14 @@ def outline(path: str, follow_links: bool = False) -> Outline:
     path = os.path.abspath(os.path.expanduser(path))
     files = _chosen(path, follow_links)
     stats = {file["name"]: (file["size"], file["mtime"], file["inode"]) for file in files}
-    settled = read_cache.settled(stats)
+    settled = _settled(stats)
     boundaries = reading.boundaries(path, files, follow_links)
     chunks = [
         Span(name, start, end)
         for name, stat in stats.items()
         for start, end in file_ranges(stat[0], boundaries.get(name, ()))
     ]
-    return Outline(path, stats, settled, chunks, read_cache.recall(path, stats))
+    return Outline(path, stats, settled, chunks, recall(path, stats))
 
 
 def finish(call: Context, folder: Outline) -> Found:
@@ -91,7 +110,7 @@ def finish(call: Context, folder: Outline) -> Found:
             raise _changed(path, name)
     own = {span: known[span] for span in folder.chunks}
     if todo:
-        read_cache.keep(path, folder.settled, own)
+        keep(path, folder.settled, own)
     files = {name: [] for name in stats}  # type: Dict[str, List[Chunk]]
     blocks = {name: [] for name in stats}  # type: Dict[str, List[bytes]]
     for span, known_span in own.items():
@@ -145,7 +164,7 @@ def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Readin
         for span, told in zip(todo, pool.map(lambda span: _of(call, folder, span), todo)):
             found[span] = told
             if span.name in folder.settled:
-                read_cache.note(folder.path, folder.stats[span.name], span, told)
+                note(folder.path, folder.stats[span.name], span, told)
             done += span.end - span.start
             call.progress({"text": "reading", "fraction": done / total})
     return found
@@ -190,3 +209,69 @@ def _stat(path: Union[str, int]) -> Optional[Stat]:
     except OSError:
         return None
     return info.st_size, info.st_mtime_ns, info.st_ino
+
+
+class Span(NamedTuple):
+    """A chunk of a file."""
+
+    name: str
+    start: int
+    end: int
+
+
+class Reading(NamedTuple):
+    """What a chunk holds: its digest, and those of its blocks as they travel."""
+
+    digest: str
+    blocks: bytes
+
+
+def _settled(stats: Mapping[str, Sequence[int]]) -> Dict[str, Sequence[int]]:
+    """Those whose size and mtime would show any later change; to be asked before they are read."""
+    latest = time.time_ns() - _FRESH
+    return {name: stat for name, stat in stats.items() if stat[1] < latest}
+
+
+def recall(folder: str, stats: Mapping[str, Sequence[int]]) -> Dict[Span, Reading]:
+    """What is known of files that are as they were."""
+    found = {}
+    with contextlib.suppress(AgentError, OSError), open(_memory(folder), "rb") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError):  # a killed run may leave half a line
+                name, stat, start, end, digest, told = json.loads(line)
+                blocks = bytes.fromhex(told)
+                if tuple(stat) == stats.get(name) and len(blocks) == BLOCK_DIGEST * blocks_in(start, end):
+                    found[Span(name, start, end)] = Reading(digest, blocks)
+    return found
+
+
+def note(folder: str, stat: Sequence[int], span: Span, reading: Reading) -> None:
+    """Remember one more chunk."""
+    with contextlib.suppress(AgentError, OSError):
+        fd = os.open(_memory(folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, b"\n" + _line(stat, span, reading))  # a line of its own, whatever a killed run has left
+        finally:
+            os.close(fd)
+
+
+def keep(folder: str, stats: Mapping[str, Sequence[int]], readings: Mapping[Span, Reading]) -> None:
+    """Remember this and nothing else of the folder, and forget folders that were not read for long."""
+    lines: Iterable[bytes] = (
+        _line(stats[span.name], span, one) for span, one in readings.items() if span.name in stats
+    )
+    with contextlib.suppress(AgentError, OSError):
+        durable.write(_memory(folder), b"\n".join(lines))
+        with os.scandir(durable.folder("digests")) as remembered:
+            for other in remembered:
+                if other.stat().st_mtime < time.time() - _KEPT:
+                    os.unlink(other.path)
+
+
+def _line(stat: Sequence[int], span: Span, reading: Reading) -> bytes:
+    return json.dumps([span.name, stat, span.start, span.end, reading.digest, reading.blocks.hex()]).encode()
+
+
+def _memory(folder: str) -> str:
+    name = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]
+    return os.path.join(durable.folder("digests"), name)

@@ -1,6 +1,6 @@
 """Draft models as releases on the host: content-addressed folders that appear whole or not at all.
 
-How they lie there: see releases.
+How they lie there: see releases. What the host has already is linked, as whole files, or copied, as ranges.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import contextlib
 import os
 import stat as st
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from opsctl.agent.core import durable, undo_record
 from opsctl.agent.core.oserrors import told
 from opsctl.agent.files import changes, safepath
-from opsctl.agent.stage import receive, releases, retention, reuse, source_files
+from opsctl.agent.stage import receive, releases, source_files
+from opsctl.agent.stage.receive import Landed
 from opsctl.agent.stage.releases import plain
-from opsctl.wire.chunking import chunk_digest, shortened, spans_of
+from opsctl.wire.chunking import blocks_in, chunk_digest, shortened, spans_of
 from opsctl.wire.chunking import key as key_of
 from opsctl.wire.protocol import AgentError, Context, Reply
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from opsctl.wire.calls.stage import Chunk, Copied, Held, Placed, Prepared, Pruned, Removed, Span, Stage
 
 MOST_RELEASES = 64  # looked at for what they have in common with a new one
+_PIECE = 1 << 20
 
 
 def look(
@@ -69,7 +71,7 @@ def look(
         "noted": noted,
         "arrived": _arrived(partial) if noted else [],
         "free": _free(top),
-        "outdated": retention.outdated(top, old, call),
+        "outdated": releases.outdated(top, old, call),
         "source": told_source,
     }
     return Reply(result, shortened(releases.blocks(have[0])) if similar else b"")
@@ -123,11 +125,11 @@ def prepare(
             if entry not in sizes and entry != os.path.basename(receive.notes(partial)):
                 os.unlink(os.path.join(partial, entry))
         for source, target in links:
-            reuse.link(call, source, os.path.join(partial, plain(target)))
+            link(call, source, os.path.join(partial, plain(target)))
         linked = {target for _, target in links}
         for target, size in sizes.items():
             if target not in linked:
-                reuse.sized(os.path.join(partial, plain(target)), size)
+                sized(os.path.join(partial, plain(target)), size)
     return {"partial": releases.partial(top, key)}
 
 
@@ -149,7 +151,7 @@ def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequenc
     percent = -1
     with told("stage", top), safepath.pinned(top) as held, ThreadPoolExecutor(source_files.workers()) as pool:
         partial = releases.partial(held, key)
-        for landed in pool.map(lambda each: reuse.copied(call, partial, known[each[0]], *each), copies):
+        for landed in pool.map(lambda each: copied(call, partial, known[each[0]], *each), copies):
             receive.note(partial, [landed])
             done += landed.end - landed.start
             if 100 * done // total > percent:  # changes all over a file make thousands of ranges
@@ -169,7 +171,7 @@ def place(call: Context, root: str, name: str, key: str, keep_as: str) -> Placed
             return {"release": release, "digest": digest, "made": False}
         releases.describe(partial, digest, files, _verify(call, partial, files))
         if os.path.lexists(release):
-            retention.set_aside(top, release)
+            releases.set_aside(top, release)
         receive.forget(partial)
         os.unlink(os.path.join(partial, releases.EXPECTED))
         undo_record.save(call, keep_as, {"release": release, "inode": os.stat(partial).st_ino})
@@ -183,7 +185,7 @@ def prune(call: Context, root: str, name: str, paths: Sequence[str]) -> Pruned:
     """Remove those of the releases `paths` that are still neither in service nor needed to take a run back."""
     top = releases.folder(root, name)
     with told("prune", top):
-        return {"removed": retention.prune(top, paths, call)}
+        return {"removed": releases.prune(top, paths, call)}
 
 
 def remove(call: Context, keep_as: str) -> Removed:
@@ -198,20 +200,20 @@ def remove(call: Context, keep_as: str) -> Removed:
                 return {"removed": False}
         except FileNotFoundError:
             return {"removed": False}
-        if release in retention.in_service(os.path.dirname(release)):
+        if release in releases.in_service(os.path.dirname(release)):
             raise AgentError("conflict", "%s is in service" % release, path=release)
-        if release in retention.recoverable(os.path.dirname(release), call):
+        if release in releases.recoverable(os.path.dirname(release), call):
             return {"removed": False}  # another run was put in its place, and may be taken back
-        retention.delete(release)
+        releases.delete(release)
     return {"removed": True}
 
 
-def _known(sources: Iterable[str]) -> Dict[str, reuse.Known]:
+def _known(sources: Iterable[str]) -> Dict[str, Known]:
     """What files hold that were recorded when they became part of a release."""
     stats = {path: releases.stat(path) for path in sources}  # first: a change in between shows
     folders = {folder: releases.recorded(folder) for folder in {os.path.dirname(path) for path in stats}}
     return {
-        path: reuse.Known(stat, folders[os.path.dirname(path)].get(os.path.basename(path), {}))
+        path: Known(stat, folders[os.path.dirname(path)].get(os.path.basename(path), {}))
         for path, stat in stats.items()
     }
 
@@ -322,6 +324,74 @@ def _synced(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def link(call: Context, source: str, target: str) -> None:
+    """The same file under another name, or a copy of it."""
+    if os.path.lexists(target):
+        os.unlink(target)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # another file system, or not allowed: a copy does as well
+        size = os.stat(source).st_size
+        sized(target, size)
+        with source_files.shown(source) as taken, open(target, "r+b", buffering=0) as given:
+            _copy(call, taken.fileno(), 0, given.fileno(), 0, size)
+
+
+def sized(path: str, size: int) -> None:
+    """A file of our own of this size. One that has it is not touched."""
+    if os.path.lexists(path):
+        info = os.lstat(path)
+        if not st.S_ISREG(info.st_mode) or info.st_nlink > 1:
+            os.unlink(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(fd).st_size != size:
+            os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+class Known(NamedTuple):
+    """What a file is known to hold: digests of its blocks, by where they lie, as long as its stat is this one."""
+
+    stat: Optional[List[int]]
+    blocks: Mapping[Tuple[int, int], bytes]
+
+
+def copied(call: Context, folder: str, known: Known, source: str, at: int, name: str, start: int, end: int) -> Landed:
+    """Copy a range of `source`, from `at` on, to its place in a file of the folder.
+
+    Digested as it lies there, unless it is known what `source` holds.
+    """
+    with source_files.shown(source) as taken, open(os.path.join(folder, plain(name)), "r+b", buffering=0) as given:
+        _copy(call, taken.fileno(), at, given.fileno(), start, end)
+        mtime = os.fstat(given.fileno()).st_mtime_ns
+        digests = [known.blocks[span] for span in spans_of(at, at + end - start) if span in known.blocks]
+        if len(digests) < blocks_in(start, end) or releases.stat(source) != known.stat:
+            digests = source_files.digests(call, given, start, end)
+    return Landed(name, start, end, mtime, digests)
+
+
+def _copy(call: Context, source: int, at: int, target: int, start: int, end: int) -> None:
+    """Copy to start..end of `target`, by the file system itself where it can."""
+    shared = hasattr(os, "copy_file_range")
+    while start < end:
+        if call.cancelled():
+            raise AgentError("failed", "cancelled")
+        done = 0
+        if shared:
+            try:
+                done = os.copy_file_range(source, target, end - start, at, start)
+            except OSError:
+                shared = False
+                continue
+        else:
+            done = os.pwrite(target, os.pread(source, min(_PIECE, end - start), at), start)
+        if not done:
+            raise AgentError("failed", "a file became shorter while it was copied")
+        at, start = at + done, start + done
 
 
 CALLS = {

@@ -32,7 +32,7 @@ class Drafter:
 
 
 def received(told: DraftNames | None) -> Drafter | None:
-    """What `draftnames.told` has found."""
+    """The draft model that the host tells of."""
     if told is None:
         return None
     layers = None if told["layers"] is None else tuple(told["layers"])

@@ -20,7 +20,7 @@ class State(_Kind, total=False):
 
     What else there is goes by the kind: all but `absent` have uid, gid, owner and group; links a `target`, the others a
     mode; files a size and, where it was asked for, a digest. `real`: where it leads, if links were followed.
-    `content`: it is the body of the reply. `barred`, `ground`, `free`: see agent/files/prospects. `warning`: what could
+    `content`: it is the body of the reply. `barred`, `ground`, `free`: see agent/files/look. `warning`: what could
     not be done as it should, from a call that changes something.
     """
 
