@@ -77,10 +77,9 @@ def make(path: Path, size: int) -> None:
 
 
 def scan(path: Path) -> str:
-    from opsctl.agent.logs.serverlog import scan_files
-    from opsctl.sglang.logs.timeline import build
+    from opsctl.sglang.logs.timeline import build, scan_files
 
-    summary = build(scan_files([str(path)]))
+    summary = build(scan_files([path]))
     return f"{summary.decode['lines']} Decode lines, ready at {summary.starts[0].ready_at}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opsctl.cli.options import HostOption, InventoryOption, duration
-from opsctl.errors import Exit, RemoteError, Unreadable, UsageError
+from opsctl.errors import Exit, Unreadable, UsageError
 
 if TYPE_CHECKING:
     from opsctl.sglang.logs.timeline import Summary
@@ -133,20 +133,20 @@ def redact(
 
 def scan_here(files: list[Path]) -> Scan:
     """Scan files of this machine. Raises UsageError, Unreadable."""
-    from opsctl.agent.logs.serverlog import scan_files
+    from opsctl.sglang.logs.timeline import scan_files
     from opsctl.wire.protocol import AgentError
 
     for file in files:
         if file.is_dir():
             raise UsageError(f"{file} is a folder", hint="name the log file in it")
     try:
-        found = scan_files([str(file) for file in files])
+        found = scan_files(files)
+    except FileNotFoundError as error:
+        raise UsageError(f"no such log: {error.filename}") from None
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except AgentError as error:
-        if error.kind == "not-found":
-            raise UsageError(error.message) from None
-        if error.kind == "missing-tool":
-            raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
-        raise RemoteError(error.message, kind=error.kind) from None
+        raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
     if not (found["marks"] or found["first_at"] or found["samples"] or found["ranks"]):
         raise _no_log(files[-1], found["lines"])
     return found

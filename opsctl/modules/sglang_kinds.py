@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opsctl.agent.process.process import env_digest
-from opsctl.agent.server import startlog
 from opsctl.errors import Conflict, TaskFailed
 from opsctl.modules import sglang_plan as plan_of
 from opsctl.modules.contract import Change, FileDiff, Site
@@ -36,7 +35,7 @@ from opsctl.wire.calls.process import (
     service_restore,
     service_resume,
 )
-from opsctl.wire.calls.server import ready_wait, startlog_mark
+from opsctl.wire.calls.server import LOG_MARK, ready_wait, startlog_mark
 from opsctl.wire.protocol import Call, Reply
 
 # What is known of the host before, and what the calls of a change keep, by these names.
@@ -122,7 +121,7 @@ class Kind:
 
     def mark(self) -> Call[Any]:
         """Notes where the words of the start that follows will begin in the log."""
-        return startlog_mark(self.server.log, startlog.KEEP)
+        return startlog_mark(self.server.log, LOG_MARK)
 
     def wait(self, alive: dict[str, Any], *, marked: bool = False) -> Call[Any]:
         args: dict[str, Any] = {"port": self.server.port, "timeout": self.args.ready_timeout, "alive": alive}
@@ -131,7 +130,7 @@ class Kind:
         if "process" not in alive and self.server.log is not None:
             args["log"] = self.server.log
         if marked:
-            args["begun"] = startlog.KEEP
+            args["begun"] = LOG_MARK
         args["stall"] = self.args.stall
         return ready_wait(**args)
 

@@ -12,7 +12,6 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import Field, model_validator
 
-from opsctl.agent.server.readiness import STALL_SECONDS
 from opsctl.errors import UsageError
 from opsctl.localfiles import read_text
 from opsctl.modules.contract import ModuleArgs, Site
@@ -20,6 +19,7 @@ from opsctl.modules.fields import HostPath, Text, reveal
 from opsctl.quantities import Duration
 from opsctl.secret import Secret
 from opsctl.sglang.server import command, flags
+from opsctl.wire.calls.server import STALL_SECONDS
 from opsctl.wire.command_line import CONFIG
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from opsctl.agent.logs.serverlog import Scanner
 from opsctl.sglang.logs.timeline import build, document
+from opsctl.wire.log_scan import Scanner
 
 NUMBERS = (
     "[2026-02-08 03:12:01 TP0] Decode batch, #running-req: 1, #token: 1, token usage: 0.00, "

@@ -16,9 +16,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opsctl.agent.logs.serverlog import Scanner, scan_files
 from opsctl.sglang.logs import log_lines
-from opsctl.sglang.logs.timeline import build, document
+from opsctl.sglang.logs.timeline import build, document, scan_files
+from opsctl.wire.log_scan import Scanner
 from tests.commands import opsctl
 from tests.logs.releases import WORDINGS, Wording, log
 
@@ -36,7 +36,7 @@ def summary(text: str | bytes, sizes: tuple[int, ...] = (1 << 20,)) -> dict[str,
 
 
 def of_file(path: Path) -> dict[str, Any]:
-    return document(build(scan_files([str(path)])))
+    return document(build(scan_files([path])))
 
 
 # name, version, at, ready_at, ended, end_reason, decode lines, mean accept length, kind of the first error
@@ -317,10 +317,10 @@ def test_a_log_that_grows_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     cut = text.index("The server is fired up") + 5
     path = tmp_path / "server.log"
     path.write_text(text[:cut])
-    first = scan_files([str(path)])
+    first = scan_files([path])
     assert first["bytes"] == text.rindex("\n", 0, cut) + 1
     path.write_text(text)
-    rest = scan_files([str(path)], offset=first["bytes"])
+    rest = scan_files([path], offset=first["bytes"])
     assert [m["name"] for m in rest["marks"]] == ["ready"]
     assert rest["decode"]["lines"] == 2
 
@@ -334,7 +334,10 @@ def test_packed_logs(tmp_path: Path) -> None:
     for name in ("a.gz", "a.zst", "cut.gz"):
         assert of_file(tmp_path / name)["starts"] == plain["starts"]
     if shutil.which("zstd"):
-        hidden = "import sys; sys.modules['zstandard'] = None; from opsctl.agent.logs.serverlog import scan_files; print(scan_files([sys.argv[1]])['lines'])"
+        hidden = (
+            "import sys; sys.modules['zstandard'] = None; from pathlib import Path; "
+            "from opsctl.sglang.logs.timeline import scan_files; print(scan_files([Path(sys.argv[1])])['lines'])"
+        )
         out = subprocess.run(
             [sys.executable, "-c", hidden, str(tmp_path / "a.zst")], capture_output=True, text=True, check=True
         )

@@ -17,7 +17,7 @@ import pytest
 
 from opsctl.agent.core import rights, undo_record
 from opsctl.agent.files import changes, look, safepath, state
-from opsctl.agent.logs import logsource, logtail
+from opsctl.agent.logs import logfiles, logtail
 from opsctl.agent.source import interpreter
 from opsctl.agent.stage import receive, stage
 from opsctl.errors import OpsctlError, RemoteError
@@ -212,7 +212,7 @@ def closing_read(tail: logtail.Tail) -> bytes:
 
 READERS: dict[str, Callable[[str], bytes]] = {
     "file": lambda path: look.read(Context(), path).body,
-    "log": lambda path: b"".join(logsource.blocks(path)),
+    "log": lambda path: b"".join(logfiles.blocks(path)),
     "last lines": lambda path: "".join(logtail.last_lines(path, 0, 9)).encode(),
     "tail": lambda path: closing_read(logtail.Tail(path, 0)),
     "digest": lambda path: {hashlib.sha256(SECRET).hexdigest(): SECRET}.get(state.sha256(path), b""),

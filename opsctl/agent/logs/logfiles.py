@@ -6,11 +6,11 @@ import os
 import re
 import time
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import TYPE_CHECKING, Any, Iterator, List, Optional
 
 from opsctl.agent.files.regular import descriptor
-from opsctl.agent.logs.logsource import packed
-from opsctl.wire.protocol import Context
+from opsctl.wire import log_source
+from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.logs import LogFile, LogFiles
@@ -58,7 +58,7 @@ def offset_of(path: str, seconds: float) -> int:
     """
     size = os.path.getsize(path)
     with os.fdopen(descriptor(path), "rb") as file:
-        if packed(file.read(4)):
+        if log_source.packed(file.read(4)):
             return 0
         last = _last_time(file, size)
         if last is None:
@@ -74,6 +74,20 @@ def offset_of(path: str, seconds: float) -> int:
                 low = middle
         file.seek(low)
         return low + file.read(_LOOK).find(b"\n") + 1 if low else 0
+
+
+def blocks(
+    path: str, offset: int = 0, limit: int = 0, block: int = log_source.BLOCK, once: bool = False
+) -> Iterator[bytes]:
+    """The bytes of a log as `log_source.blocks` gives them. Raises AgentError: not-found, permission, missing-tool."""
+    try:
+        file = os.fdopen(descriptor(path), "rb")
+    except FileNotFoundError:
+        raise AgentError("not-found", "no such log: %s" % path, path=path) from None
+    except OSError as error:
+        kind = "permission" if isinstance(error, PermissionError) else "failed"
+        raise AgentError(kind, "%s: %s" % (path, error.strerror), path=path) from None
+    return log_source.blocks(file, path, offset, limit, block, once)
 
 
 def look(call: Context, path: str = "") -> LogFiles:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 from opsctl.agent.core import dispatch, rights
 from opsctl.agent.git import checkout
 from opsctl.agent.logs import logfiles
-from opsctl.agent.logs.logsource import blocks
 from opsctl.agent.logs.logtail import begin_of, file_of
 from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import Redactor
@@ -44,7 +43,7 @@ def read(call: Context, part: Part, entry: Entry, deadline: float, root: str, te
         yield from _answer(call, part["call"], part.get("args", {}), texts)
         return
     for path, offset in _files(part, root):
-        for data in blocks(path, offset, block=PIECE, once=True):
+        for data in logfiles.blocks(path, offset, block=PIECE, once=True):
             yield data
             if time.monotonic() > deadline:
                 entry["error"] = "time limit"

@@ -16,9 +16,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from opsctl.agent.logs import logpatterns as patterns
-from opsctl.agent.logs.traces import Traces
-from opsctl.agent.logs.wrappers import Zone, unwrap
+from opsctl.wire import log_patterns as patterns
+from opsctl.wire.log_lines import Traces, Zone, unwrap
 from opsctl.wire.redact import Redactor
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Says what each kind of trouble in a server log means. `opsctl.agent.logs.logpatterns.PROBLEMS` tells them apart."""
+"""Says what each kind of trouble in a server log means. `opsctl.wire.log_patterns.PROBLEMS` tells them apart."""
 
 from __future__ import annotations
 

@@ -24,10 +24,8 @@ AskHost = Callable[[Call[Any]], Reply[Any]]
 
 
 def scan(log: Path) -> Scan:
-    """What matters in the part of the log that was collected, see serverlog."""
-    from opsctl.agent.logs.serverlog import scan_files
-
-    return scan_files([str(log)])
+    """What matters in the part of the log that was collected."""
+    return timeline.scan_files([log])
 
 
 def summary(found: timeline.Summary) -> Iterator[tuple[str, str]]:

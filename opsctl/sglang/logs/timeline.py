@@ -6,15 +6,19 @@ Times are the log's own text: the host's local time, as SGLang writes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from opsctl.localfiles import opened
 from opsctl.sglang.logs import log_formats
 from opsctl.sglang.logs.blame import Blamed, Candidate, blame, candidate
 from opsctl.sglang.logs.lives import Life, Start, between, follow
+from opsctl.wire import log_source
 from opsctl.wire.calls.logs import Decode, Mark, Rank, Scan
+from opsctl.wire.log_scan import Scanner
 
 MOST_EVENTS = 400
 
@@ -36,6 +40,19 @@ class Summary:
     events: tuple[Event, ...]
     ranks: Mapping[str, Rank]
     log: Mapping[str, Any]
+
+
+def scan_files(paths: Iterable[Path], offset: int = 0) -> Scan:
+    """Scan files of this machine in their order, oldest first, as one log; the first from `offset` on.
+
+    Raises OSError, AgentError missing-tool.
+    """
+    scanner = Scanner()
+    for path in paths:
+        for data in log_source.blocks(opened(path), str(path), offset):
+            scanner.feed(data)
+        offset = 0
+    return scanner.finish()
 
 
 def build(scan: Scan, *, current: bool = False) -> Summary:

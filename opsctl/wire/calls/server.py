@@ -8,6 +8,9 @@ from opsctl.wire.calls import declared
 from opsctl.wire.calls.process import Alive
 from opsctl.wire.protocol import Call
 
+LOG_MARK = "server-log"  # under this name a step keeps where the log of the start that it makes begins
+STALL_SECONDS = 180.0  # no line and no growth of GPU memory for so long: a hang (NCCL, a stuck loader)
+
 
 class _Process(TypedDict):
     """The first process of a server. Times are in seconds since the epoch, `start` is in clock ticks since boot.
@@ -74,7 +77,7 @@ def servers_find(locate: bool = False) -> Call[list[ServerProcess]]: ...
 
 
 @declared
-def startlog_mark(log: str | None = None, keep: str = "server-log") -> Call[Begun]: ...
+def startlog_mark(log: str | None = None, keep: str = LOG_MARK) -> Call[Begun]: ...
 
 
 @declared
@@ -88,7 +91,7 @@ def ready_wait(
     log: str | None = None,
     offset: int | None = None,
     timeout: float = 1200.0,
-    stall: float | None = 180.0,
+    stall: float | None = STALL_SECONDS,
     alive: Alive | None = None,
     begun: str | None = None,
 ) -> Call[Ready]: ...

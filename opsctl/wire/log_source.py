@@ -7,9 +7,9 @@ import os
 import shutil
 import subprocess
 import zlib
+from io import BufferedReader
 from typing import BinaryIO, Iterator
 
-from opsctl.agent.files.regular import descriptor
 from opsctl.wire.protocol import AgentError
 
 BLOCK = 4 << 20
@@ -21,20 +21,15 @@ def packed(head: bytes) -> str:
     return "gzip" if head.startswith(_GZIP) else "zstd" if head.startswith(_ZSTD) else ""
 
 
-def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK, once: bool = False) -> Iterator[bytes]:
-    """The unpacked bytes of `path` in blocks, from `offset` of the unpacked text, at most `limit` where it is set.
+def blocks(
+    file: BufferedReader, path: str, offset: int = 0, limit: int = 0, block: int = BLOCK, once: bool = False
+) -> Iterator[bytes]:
+    """Give the unpacked bytes of an open file in blocks, from `offset` of them, at most `limit` where it is set.
 
     What a growing file gains while it is read is read as well; the end is where a read finds nothing more. A packed
     file that ends too early gives what it holds. once: leave nothing of it in the page cache, where a server's weights
-    may be. Raises AgentError: not-found, permission, missing-tool.
+    may be. path: its name, for errors. It is closed at the end. Raises AgentError missing-tool.
     """
-    try:
-        file = os.fdopen(descriptor(path), "rb")  # closed below, and by the generator's end
-    except FileNotFoundError:
-        raise AgentError("not-found", "no such log: %s" % path, path=path) from None
-    except OSError as error:
-        kind = "permission" if isinstance(error, PermissionError) else "failed"
-        raise AgentError(kind, "%s: %s" % (path, error.strerror), path=path) from None
     with file:
         kind = packed(file.peek(4)[:4])
         if kind == "gzip":
