@@ -113,7 +113,7 @@ def baseline(
 
 
 def _change(host: InventoryHost, remote: RemoteHost) -> Change:
-    from opsctl.modules.sglang_plan import ServerArgs
+    from opsctl.modules.server_kinds.base import ServerArgs
     from opsctl.modules.sglang_server import SglangServer
 
     # One that opsctl did not start is taken over for the time: what is put back is that one, to the letter.

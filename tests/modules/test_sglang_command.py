@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from opsctl.inventory import SglangSettings
-from opsctl.modules.sglang_plan import launch_text, server, words_in
+from opsctl.modules import server_kinds
+from opsctl.modules.server_kinds.base import ServerArgs, launch_text, words_in
 from opsctl.sglang.server.command import with_drafter, words
 from opsctl.wire.command_line import DRAFTER, value
 from tests.modules.conftest import site
@@ -82,7 +83,7 @@ def test_the_launch_file_gives_every_word_exactly(tmp_path: Path) -> None:
     settings = {"sglang": {"launch": argv, "env": {"A": "b c'd"}, "checkout": str(tmp_path), "log": "/var/log/x"}}
     here = site(settings, TEMPLATES)
     script = tmp_path / "launch.sh"
-    script.write_text(launch_text(here, server(here), argv))
+    script.write_text(launch_text(here, server_kinds.of(ServerArgs(), here).server, argv))
     assert words_in(script.read_bytes())[-len(argv) :] == argv
     said = subprocess.run(["/bin/sh", str(script)], capture_output=True, text=True, check=True).stdout
     assert said == f"{argv[3:]} b c'd {tmp_path}\n"
