@@ -22,9 +22,10 @@ from opsctl.engine.watched import Watched
 from opsctl.errors import Conflict, OpsctlError, RemoteError, TaskFailed, Unreachable, UsageError
 from opsctl.modules.contract import Action, Change, Module
 from opsctl.remote import steps
-from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.remote.agent_client import Pending
 from opsctl.wire.calls import core
 from opsctl.wire.calls.core import PutBack, StepReplies, Supervised
+from opsctl.wire.host import OnProgress
 from opsctl.wire.protocol import Reply
 
 OBSERVING = 120.0  # seconds that an observation may take when the task sets no timeout
@@ -205,7 +206,7 @@ class Doing:
             if self.session.info.check:
                 return self._would(module, item, replies, change)
             try:
-                moved = self._transfer(change)
+                moved = self._transfer(change, timeout)
                 done = self._apply(change, item, timeout)
             except Conflict:
                 # Somebody changed it between our look and our change: look again, once.
@@ -229,12 +230,15 @@ class Doing:
     def _observe(self, item: Item, seen: Sequence[Pending] | None, timeout: float | None) -> list[Reply[Any]]:
         if seen is None:
             seen = self.session.user(self.task.become).send(item.calls) if item.calls else ()
-        return [self.session.wait(pending, timeout or OBSERVING, unless_stopped=True) for pending in seen]
+        return [
+            self.session.wait(pending, timeout or OBSERVING, unless_stopped=True, to_the_end=False) for pending in seen
+        ]
 
-    def _transfer(self, change: Change) -> Mapping[str, Any]:
+    def _transfer(self, change: Change, timeout: float | None) -> Mapping[str, Any]:
         if change.transfer is None:
             return {}
-        return change.transfer(self.session.user(self.task.become), self._tell_unless_stopped)
+        host = Watched(self.session.user(self.task.become), self.session, timeout)
+        return change.transfer(host, self._tell_unless_stopped)
 
     def _apply(self, change: Change, item: Item, timeout: float | None) -> list[Reply[Any]]:
         within = None

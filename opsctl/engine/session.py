@@ -18,10 +18,11 @@ from opsctl.errors import AuthFailed, HostKeyError, Locked, OpsctlError, RemoteE
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
 from opsctl.remote import steps
-from opsctl.remote.agent_client import OnProgress, Pending
+from opsctl.remote.agent_client import Pending
 from opsctl.remote.host import RemoteHost, connect
 from opsctl.wire.calls import core
 from opsctl.wire.calls.core import Checkpoint, RunMeta, Taken
+from opsctl.wire.host import OnProgress
 from opsctl.wire.protocol import Call, Reply
 
 PastOfUser = tuple[str | None, past_runs.PastRun]
@@ -220,20 +221,28 @@ class Session:
             if past.state == "supervised":
                 self.supervised, self.supervisor, self.lock = True, user, lock  # which its supervisor holds
 
-    def wait(self, pending: Pending, timeout: float | None, *, unless_stopped: bool = False) -> Reply[Any]:
-        """The reply of a call; Ctrl-C cancels it meanwhile, and `unless_stopped` also if it came before."""
+    def wait(
+        self, pending: Pending, timeout: float | None, *, unless_stopped: bool = False, to_the_end: bool = True
+    ) -> Reply[Any]:
+        """The reply of a call; Ctrl-C cancels it meanwhile, and `unless_stopped` also if it came before.
+
+        to_the_end: wait for its answer even then, as of a change; else it is given up soon after.
+        """
         with self.guard:
             self.current.append(pending)
         try:
             if unless_stopped and self.info.cancelled():  # after it was sent, before `cancel` could see it
                 pending.cancel()
-            return pending.wait(timeout)
+            return pending.wait(timeout, None if to_the_end else self._stopped)
         except OpsctlError as error:
             error.where = error.where or self.name
             raise
         finally:
             with self.guard:
                 self.current.remove(pending)
+
+    def _stopped(self) -> bool:
+        return self.info.cancelled()
 
     def cancel(self) -> None:
         """Ask the host to give up what it is doing. Called from another thread."""

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from opsctl.errors import UsageError
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
+from opsctl.wire.host import Host
 
 
 class AssertArgs(ModuleArgs):

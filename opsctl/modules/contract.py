@@ -19,19 +19,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from opsctl.errors import UsageError
+from opsctl.text import one_line
+from opsctl.wire.host import Host, OnProgress
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
-    import fabric
-    import httpx
-
     from opsctl.inventory.model import SglangSettings
-    from opsctl.remote.host import RawResult
 
 
 class ModuleArgs(BaseModel):
@@ -101,37 +99,15 @@ Progress = Callable[[str, float | None], None]
 """Tell how far something has come: a line of text, and a fraction from 0 to 1 where it is known."""
 
 
-class Host(Protocol):
-    """A connected host, as much of it as modules may use."""
+def passed_on(progress: Progress) -> OnProgress:
+    """Hand the progress that a call tells on to people, as far as it is any."""
 
-    @property
-    def name(self) -> str: ...
+    def tell(data: Any, body: bytes) -> None:
+        if isinstance(data, dict) and "text" in data:
+            fraction = data.get("fraction")
+            progress(one_line(str(data["text"]), 200), fraction if isinstance(fraction, int | float) else None)
 
-    def call(
-        self,
-        call: Call[Any],
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[Any, bytes], None] | None = None,
-    ) -> Reply[Any]:
-        """One call, one round trip. Raises RemoteError, Unreachable."""
-        ...
-
-    def batch(self, calls: Sequence[Call[Any]], *, timeout: float | None = None) -> list[Reply[Any]]:
-        """Independent calls, all in one round trip, run side by side. Raises the first RemoteError."""
-        ...
-
-    def raw(self, command: str, *, timeout: float = 60.0) -> RawResult:
-        """A shell command without the agent, as the login user."""
-        ...
-
-    def http(self, port: int) -> httpx.Client:
-        """A client whose requests reach 127.0.0.1:`port` of the host through the connection."""
-        ...
-
-    def fabric(self, timeout: float | None = None) -> fabric.Connection:
-        """A fabric connection over this one, each of its commands within `timeout` seconds. Raises UsageError."""
-        ...
+    return tell
 
 
 @dataclass(frozen=True, slots=True)

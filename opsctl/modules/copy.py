@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -9,14 +10,14 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from opsctl.agent.files.state import hidden
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.localfiles import demand_file, opened, read
-from opsctl.modules.contract import Change, FileDiff, Host, Module, Progress, Site
+from opsctl.modules.contract import Change, FileDiff, Module, Progress, Site
 from opsctl.modules.fields import HostPath, Mode, Text, reveal
 from opsctl.modules.paths import DIFF_LIMIT, Placed, expected, holds_secret, look, permit, place, refuse
 from opsctl.secret import Secret
@@ -24,10 +25,8 @@ from opsctl.text import size
 from opsctl.wire.calls import files
 from opsctl.wire.calls.files import State, filelook_tree
 from opsctl.wire.calls.stage import arrival_begin, arrival_drop
+from opsctl.wire.host import Host, Part
 from opsctl.wire.protocol import Call, Reply
-
-if TYPE_CHECKING:
-    from opsctl.remote.host import RemoteHost
 
 IN_FRAME = 4 << 20  # bytes of a file that travel with its call; longer ones are sent in parallel, and resumed
 ALL_IN_FRAME = 32 << 20  # bytes of all files of one change that do
@@ -287,9 +286,6 @@ class _Batch:
 
 def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progress], dict[str, Any]]:
     def transfer(host: Host, progress: Progress) -> dict[str, Any]:
-        from opsctl.remote.parts import Part, Sending, is_far  # only where something is sent
-
-        remote = cast("RemoteHost", host)
         before = {path: _look(path) for path in sending.values()}
         sizes = {name: before[path][0] for name, path in sending.items()}
         total = sum(sizes.values())
@@ -306,7 +302,7 @@ def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progr
                 progress(f"{size(there + sent)} of {size(total)}", (there + sent) / total)
 
             if parts:
-                with Sending(remote, total - there, far=is_far(remote)) as stream:
+                with host.sending(total - there) as stream:
                     stream.send(folder, parts, told)
             for path, looked in before.items():
                 if _look(path) != looked:
@@ -315,7 +311,9 @@ def _transfer(folder: str, sending: Mapping[str, Path]) -> Callable[[Host, Progr
             error.hint = f"what has arrived is in {folder}: run it again to go on from there"
             raise
         except BaseException as error:
-            removed = host.call(arrival_drop(folder)).result["removed"]
+            removed = 0
+            with contextlib.suppress(OpsctlError):
+                removed = host.cleaning_up().call(arrival_drop(folder)).result["removed"]
             if removed and isinstance(error, OpsctlError):
                 error.message += f"; what had arrived ({size(removed)}, in {folder}) was removed"
             raise

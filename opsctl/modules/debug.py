@@ -7,9 +7,10 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.secret import masked
 from opsctl.text import printable
+from opsctl.wire.host import Host
 
 
 class DebugArgs(ModuleArgs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -12,15 +12,13 @@ from opsctl.drafter.embedding import compared
 from opsctl.drafter.folder import here, open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.verdict import SEEN, Finding, Verdict
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import HostPath
 from opsctl.sglang.diagnosis import drafting
 from opsctl.sglang.diagnosis.drafting import Met
 from opsctl.text import did_you_mean, one_line
+from opsctl.wire.host import Host
 from opsctl.wire.protocol import Call, Reply
-
-if TYPE_CHECKING:
-    from opsctl.remote.host import RemoteHost
 
 
 class DrafterCheckArgs(ModuleArgs):
@@ -56,7 +54,7 @@ class DrafterCheck(Action[DrafterCheckArgs]):
 
     def run(self, args: DrafterCheckArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         def ask(calls: Sequence[Call[Any]]) -> Sequence[Reply[Any] | Exception]:
-            return cast("RemoteHost", host).outcomes(calls)
+            return host.outcomes(calls)
 
         def there(call: Call[Any]) -> Reply[Any]:
             (answer,) = ask([call])

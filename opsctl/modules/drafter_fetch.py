@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
 from opsctl.errors import OpsctlError, RemoteError, TaskFailed
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site, passed_on
 from opsctl.modules.fields import Text, reveal
 from opsctl.text import size
 from opsctl.wire.calls.checkpoint import Fetched, fetch_folder
+from opsctl.wire.host import Host
 from opsctl.wire.protocol import AgentError, Call, Context
 
 HUB = "https://huggingface.co"
@@ -50,9 +51,9 @@ class DrafterFetch(Action[DrafterFetchArgs]):
         call = asked(args, os.environ)
         try:
             if args.by == "host":
-                found = host.call(call, on_progress=lambda data, body: progress(data["text"], data["fraction"])).result
+                found = host.call(call, on_progress=passed_on(progress)).result
             else:
-                found = _here(call, progress)
+                found = _here(call, progress, host.check)
         except (AgentError, RemoteError) as error:
             raise _explained(error, args.source) from None
         where = {"path": None, "host_path": None, ("host_path" if args.by == "host" else "path"): found["path"]}
@@ -75,17 +76,22 @@ def asked(args: DrafterFetchArgs, environment: Mapping[str, str]) -> Call[Fetche
 
 
 class _Here(Context):
-    def __init__(self, body: bytes, progress: Progress) -> None:
-        self.body, self._progress = body, progress
+    def __init__(self, body: bytes, progress: Progress, check: Callable[[], None]) -> None:
+        self.body, self._progress, self._check = body, progress, check
 
     def progress(self, data: Any, body: bytes = b"") -> None:
+        self._check()
         self._progress(data["text"], data["fraction"])
 
+    def cancelled(self) -> bool:
+        self._check()
+        return False
 
-def _here(call: Call[Fetched], progress: Progress) -> Fetched:
+
+def _here(call: Call[Fetched], progress: Progress, check: Callable[[], None]) -> Fetched:
     from opsctl.agent.checkpoint import fetch
 
-    return fetch.folder(_Here(call.body, progress), **call.args)
+    return fetch.folder(_Here(call.body, progress, check), **call.args)
 
 
 def _explained(error: AgentError | RemoteError, source: str) -> OpsctlError:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, cast
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -18,7 +18,7 @@ from opsctl.agent.stage.releases import MADE, SHORT, has
 from opsctl.drafter.chunks import Copy, Plan, Range
 from opsctl.drafter.staging import RESERVE, Source, demand_unchanged, outline_source, read_source
 from opsctl.errors import RemoteError, TaskFailed, Unreachable, UsageError
-from opsctl.modules.contract import Change, Host, Module, ModuleArgs, Progress, Site
+from opsctl.modules.contract import Change, Module, ModuleArgs, Progress, Site, passed_on
 from opsctl.modules.fields import HostPath
 from opsctl.text import duration, few, size
 from opsctl.wire.calls.stage import (
@@ -34,10 +34,8 @@ from opsctl.wire.calls.stage import (
     stage_remove,
     stage_resume,
 )
+from opsctl.wire.host import Host, Part
 from opsctl.wire.protocol import Call, Reply
-
-if TYPE_CHECKING:
-    from opsctl.remote.host import RemoteHost
 
 _AGAIN = "run it again: what has arrived is not sent twice"
 
@@ -229,19 +227,15 @@ def transfer(
     """
 
     def bring(host: Host, progress: Progress) -> dict[str, int]:
-        from opsctl.remote.parts import Part, Sending, is_far  # only where something is sent
-
-        remote = cast("RemoteHost", host)
-        with _goes_on(), Sending(remote, planned.sent, far=bool(planned.sent) and is_far(remote)) as sending:
+        with _goes_on(), host.sending(planned.sent) as sending:
             plan = planned
             if similar is not None:
                 done = host.call(stage_resume(*where, files=source.files)).result
                 plan = source.plan(have, similar, done)
             links, copies = _kept(plan, source)
             made = host.call(stage_prepare(*where, sizes=source.sizes, links=links)).result
-            copying = []
-            if copies:
-                copying = remote.send([stage_copy(*where, copies=copies)], on_progress=_passed_on(progress))
+            asked = [stage_copy(*where, copies=copies)] if copies else []
+            copying = host.send(asked, on_progress=passed_on(progress))
             parts = [
                 Part(f"{source.path}/{piece.file}", piece.file, piece.start, piece.end)
                 for sent in plan.sends
@@ -328,10 +322,3 @@ def _rate(sent: int, total: int, seconds: float) -> tuple[str, float]:
         rate = sent / seconds
         text += f", {size(rate)}/s, {duration((total - sent) / rate)} left"
     return text, sent / total
-
-
-def _passed_on(progress: Progress) -> Callable[[Any, bytes], None]:
-    def passed(data: Any, body: bytes) -> None:
-        progress(str(data.get("text", "")), data.get("fraction"))
-
-    return passed

@@ -11,8 +11,9 @@ from opsctl.gpu import state, wanted
 from opsctl.gpu.judge import HostReport, Result, judge, selected
 from opsctl.gpu.model import Verdict
 from opsctl.gpu.read import gathered
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.text import one_line, printable
+from opsctl.wire.host import Host
 
 
 class GpuHealthArgs(ModuleArgs):

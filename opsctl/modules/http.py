@@ -8,11 +8,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal, seal_headers
 from opsctl.quantities import Duration
 from opsctl.text import one_line, size
 from opsctl.wire.calls.core import Answered, http_request
+from opsctl.wire.host import Host
 from opsctl.wire.limits import read_json
 from opsctl.wire.protocol import Call
 

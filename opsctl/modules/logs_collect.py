@@ -9,12 +9,13 @@ from pydantic import Field
 
 from opsctl.errors import UsageError
 from opsctl.gpu import wanted
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.quantities import Duration
 from opsctl.secret import secrets_in
 from opsctl.sglang.logs import log_parts
 from opsctl.sglang.logs.log_collect import Collected, Source, Wish, collect, of_run, told
 from opsctl.text import printable
+from opsctl.wire.host import Host
 
 
 class LogsCollectArgs(ModuleArgs):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from opsctl.errors import Lost, RemoteError, Unreachable, UsageError
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.sglang.probe import measure as probing
 from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
 from opsctl.sglang.probe.probe_findings import findings, word
@@ -18,6 +18,7 @@ from opsctl.sglang.server.api import Server
 from opsctl.sglang.server.served import ServerInfo
 from opsctl.text import one_line, printable
 from opsctl.wire.calls.files import filelook_read
+from opsctl.wire.host import Host
 
 _ABSENT = ("refused", "not-found")  # kinds of error that mean: no server of SGLang answers on this port
 

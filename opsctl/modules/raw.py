@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Public
 from opsctl.quantities import Duration
 from opsctl.text import one_line
+from opsctl.wire.host import Host
 
 
 class RawArgs(ModuleArgs):

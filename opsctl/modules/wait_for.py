@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from opsctl.errors import RemoteError
-from opsctl.modules.contract import Action, Host, ModuleArgs, Outcome, Progress, Site
+from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site, passed_on
 from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text, seal_headers
 from opsctl.quantities import Duration
-from opsctl.text import one_line
 from opsctl.wire.calls.process import wait_http, wait_log, wait_path, wait_port
 from opsctl.wire.calls.server import ready_wait
+from opsctl.wire.host import Host
 from opsctl.wire.protocol import Call
 
 MARGIN = 30.0  # seconds by which the host may be late with its own deadline
@@ -105,7 +104,7 @@ class WaitFor(Action[WaitArgs]):
 
     def run(self, args: WaitArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         try:
-            reply = host.call(call_of(args), timeout=args.timeout + MARGIN, on_progress=telling(progress))
+            reply = host.call(call_of(args), timeout=args.timeout + MARGIN, on_progress=passed_on(progress))
         except RemoteError as error:
             return Outcome(values={"kind": error.kind}, failed=error.message, hint=error.hint)
         return Outcome(values=reply.result, measures={"seconds": reply.result["seconds"]})
@@ -129,13 +128,3 @@ def call_of(args: WaitArgs) -> Call[Any]:
         return ready_wait(**args.server.model_dump(exclude_none=True), **stall, **common)
     assert args.log is not None
     return wait_log(**args.log.model_dump(exclude_none=True), **stall, **common)
-
-
-def telling(progress: Progress) -> Callable[[Any, bytes], None]:
-    """Hands the agent's progress of a wait on to people."""
-
-    def tell(data: Any, body: bytes) -> None:
-        if isinstance(data, dict) and "text" in data:
-            progress(one_line(str(data["text"]), 200), data.get("fraction"))
-
-    return tell

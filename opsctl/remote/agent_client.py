@@ -21,11 +21,12 @@ from opsctl.remote.stream import SourceUnreadable, Stream
 from opsctl.text import one_line, size
 from opsctl.wire import limits
 from opsctl.wire.calls import reply_type
+from opsctl.wire.host import OnProgress
 from opsctl.wire.protocol import LENGTHS, MAX_BODY, MAX_HEADER, Call, ProtocolError, Reply, frame, frame_head
 
-OnProgress = Callable[[Any, bytes], None]
 PING_AFTER = 15.0  # seconds of silence after which a waiting controller asks whether the agent is there
 LOST_AFTER = 45.0  # seconds of silence after which it is taken for lost
+GRACE = 5.0  # seconds that a call has to answer once nobody wants to know any more
 BEHIND = 4  # times as long may an answer be behind megabytes on their way, while its connection gives signs of life
 
 
@@ -42,9 +43,12 @@ class Pending:
     waiting: int = 0  # bytes of news
     told: int = 0  # bytes of the headers of all progress so far, and of bodies that nobody wants
 
-    def wait(self, timeout: float | None = None) -> Reply[Any]:
-        """The reply. Raises RemoteError (kind timeout after `timeout` seconds), Locked, Unreachable."""
-        outcome = self.client.wait(self, timeout)
+    def wait(self, timeout: float | None = None, stopped: Callable[[], bool] | None = None) -> Reply[Any]:
+        """The reply. Raises RemoteError (kind timeout after `timeout` seconds), Locked, Unreachable.
+
+        stopped: whether nobody wants it any more; then the call is cancelled, and after `GRACE` seconds given up.
+        """
+        outcome = self.client.wait(self, timeout, stopped)
         if isinstance(outcome, OpsctlError):
             raise outcome
         return outcome
@@ -153,10 +157,15 @@ class AgentClient:
         finally:
             os.close(file)
 
-    def wait(self, pending: Pending, timeout: float | None) -> Reply[Any] | OpsctlError:
+    def wait(
+        self, pending: Pending, timeout: float | None, stopped: Callable[[], bool] | None = None
+    ) -> Reply[Any] | OpsctlError:
         """The outcome of a call, reading for everybody meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            if stopped is not None and stopped():
+                self.cancel(pending)
+                deadline, stopped = time.monotonic() + _limit(deadline, GRACE), None
             self._tell(pending)
             with self._changed:
                 if pending.outcome is not None:
@@ -216,7 +225,8 @@ class AgentClient:
 
     def _late(self, pending: Pending, timeout: float | None) -> OpsctlError:
         self.cancel(pending)
-        return RemoteError(f"{pending.call.name}: no answer within {timeout:g} s", kind="timeout", where=self._name)
+        when = "since it was cancelled" if timeout is None else f"within {timeout:g} s"
+        return RemoteError(f"{pending.call.name}: no answer {when}", kind="timeout", where=self._name)
 
     def _tell(self, pending: Pending) -> None:
         """Hand progress to the caller's function in the caller's own thread, outside all locks."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.remote import become, bundle, heartbeat, ssh_config, tcp
-from opsctl.remote.agent_client import AgentClient, OnProgress, Pending
+from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.local import LocalStream
 from opsctl.remote.spec import ConnectionSpec
 from opsctl.remote.stream import Stream
+from opsctl.wire.host import OnProgress, RawResult
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
@@ -21,16 +22,8 @@ if TYPE_CHECKING:
     import httpx
 
     from opsctl.remote.hostkeys import HostKey
+    from opsctl.remote.parts import Sending
     from opsctl.remote.ssh import Link
-
-
-@dataclass(frozen=True, slots=True)
-class RawResult:
-    """What a command without an agent gave."""
-
-    status: int | None
-    stdout: bytes
-    stderr: str
 
 
 class RemoteHost:
@@ -125,13 +118,14 @@ class RemoteHost:
             return self
         return _Alias(self, user)
 
-    def raw(self, command: str, *, timeout: float = 60.0, stdin: bytes = b"") -> RawResult:
+    def raw(
+        self, command: str, *, timeout: float = 60.0, stdin: bytes = b"", check: Callable[[], None] | None = None
+    ) -> RawResult:
         """A shell command without the agent, as the login user. Raises Unreachable, TimeoutError.
 
-        Of its output the first and the last half of proc.KEEP bytes are kept.
+        Of its output the first and the last half of proc.KEEP bytes are kept. `check` is called now and then, and ends
+        it by raising.
         """
-        import time
-
         from opsctl.agent.process.commands import KEEP, Output
 
         stream = self.stream(command)
@@ -141,18 +135,36 @@ class RemoteHost:
             if stdin:
                 stream.send(stdin, timeout)
             stream.end_input()
-            while data := stream.receive(max(0.0, deadline - time.monotonic())):
+            while data := _received(stream, deadline, check):
                 out.add(data)
             status = stream.status(max(0.1, deadline - time.monotonic()))
             return RawResult(status, out.whole(), stream.stderr())
+        except BaseException:
+            stream.abandon()
+            raise
         finally:
             stream.close()
 
-    def http(self, port: int) -> httpx.Client:
-        """A client whose requests reach 127.0.0.1:`port` of the host through the connection."""
+    def http(self, port: int, check: Callable[[], None] | None = None) -> httpx.Client:
+        """A client whose requests reach 127.0.0.1:`port` of the host through the connection.
+
+        check: called now and then while one waits, which it ends by raising.
+        """
         from opsctl.remote.http import client
 
-        return client(self._link, port, self.name)
+        return client(self._link, port, self.name, check)
+
+    def sending(self, size: int) -> Sending:
+        """Streams for about `size` bytes of files, which begin to connect at once."""
+        from opsctl.remote.parts import Sending, is_far
+
+        return Sending(self, size, far=bool(size) and is_far(self))
+
+    def cleaning_up(self) -> RemoteHost:
+        return self
+
+    def check(self) -> None:
+        """Nothing limits it."""
 
     def fabric(self, timeout: float | None = None) -> fabric.Connection:
         """A fabric connection to the host, as the login user, over this connection. Closing it leaves this one open.
@@ -241,6 +253,19 @@ class RemoteHost:
             if agent is None:
                 agent = self._agents[user] = self._start_agent(user)
             return agent
+
+
+def _received(stream: Stream, deadline: float, check: Callable[[], None] | None) -> bytes:
+    """What has come of a command's output. Raises TimeoutError, and what `check` raises."""
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        if check is not None:
+            check()
+        try:
+            return stream.receive(left if check is None else min(left, 1.0))
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
 
 
 class _Alias(RemoteHost):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import time
 import typing
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import httpcore
@@ -19,9 +21,59 @@ if TYPE_CHECKING:
     from opsctl.remote.ssh import Link
 
 
-def client(link: Link | None, port: int, name: str) -> httpx.Client:
-    """A client for http://127.0.0.1:`port` of the host behind `link`; without one, of this machine."""
-    return http_client.client(f"http://127.0.0.1:{port}", _Tunnels(link, name) if link else None)
+TICK = 0.5  # seconds between two looks whether a wait is to end
+
+
+def client(link: Link | None, port: int, name: str, check: Callable[[], None] | None = None) -> httpx.Client:
+    """A client for http://127.0.0.1:`port` of the host behind `link`; without one, of this machine.
+
+    check: called now and then while one waits, which it ends by raising.
+    """
+    backend: httpcore.NetworkBackend = _Tunnels(link, name) if link else httpcore.SyncBackend()
+    return http_client.client(f"http://127.0.0.1:{port}", _Checked(backend, check) if check else backend)
+
+
+class _Checked(httpcore.NetworkBackend):
+    """Connections whose waits end when `check` raises."""
+
+    def __init__(self, inner: httpcore.NetworkBackend, check: Callable[[], None]) -> None:
+        self._inner, self._check = inner, check
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: typing.Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        self._check()
+        return _CheckedStream(self._inner.connect_tcp(host, port, timeout, local_address, socket_options), self._check)
+
+
+class _CheckedStream(httpcore.NetworkStream):
+    def __init__(self, inner: httpcore.NetworkStream, check: Callable[[], None]) -> None:
+        self._inner, self._check = inner, check
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            self._check()
+            try:
+                return self._inner.read(max_bytes, max(0.01, min(TICK, end - time.monotonic())))
+            except httpcore.ReadTimeout:
+                if time.monotonic() >= end:
+                    raise
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._check()
+        self._inner.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
 
 
 class _Tunnels(httpcore.NetworkBackend):

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Self
 
 from opsctl.errors import Unreachable
 from opsctl.remote import agent_client
@@ -20,6 +20,7 @@ from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.host import RemoteHost
 from opsctl.wire.calls.stage import arrival_nothing, arrival_receive
 from opsctl.wire.chunking import BLOCK
+from opsctl.wire.host import Host, Part
 
 # Bytes that are sent as one: the most that waits in memory is this, times IN_FLIGHT, per stream. A cut loses what is on
 # its way; half the size takes the host a tenth more processor time, and three of those at a time a fifth.
@@ -37,23 +38,7 @@ GOODBYE = 5.0  # seconds without progress in writing after which a connection th
 TICK = 1.0  # seconds after which the progress is told again though nothing has arrived: whoever is told may stop us
 
 
-class Part(NamedTuple):
-    """Bytes start to end of a local file, for the same place in a file of the host's folder.
-
-    It starts where a block of a chunk does, and ends where one ends: the host digests it block by block.
-    """
-
-    source: str
-    name: str
-    start: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-
-def is_far(host: RemoteHost) -> bool:
+def is_far(host: Host) -> bool:
     """Whether many streams pay. To be asked while the host has nothing else to do."""
     began = time.monotonic()
     host.call(arrival_nothing())
@@ -85,10 +70,11 @@ class Sending:
     Args:
         size: about how many bytes there will be.
         far: whether many streams pay, as of is_far.
+        check: called now and then while it sends, which it ends by raising.
     """
 
-    def __init__(self, host: RemoteHost, size: int, *, far: bool) -> None:
-        self._host, self._far = host, far
+    def __init__(self, host: RemoteHost, size: int, *, far: bool, check: Callable[[], None] = lambda: None) -> None:
+        self._host, self._far, self._check = host, far, check
         connections = (APART_FAR if far else APART) if size >= MUCH else 0
         self._starts = [start for n in range(connections) if (start := host.apart(f"data{n}"))]
         self._sessions = SESSIONS_FAR if far else 1
@@ -149,6 +135,7 @@ class Sending:
     def _wait(self) -> None:
         """Until the streams have brought all there is, or will bring no more. Raises Unreachable."""
         while not self._ended_soon():
+            self._check()
             self._count(0)
             if (seconds := self._host.stuck) > agent_client.LOST_AFTER:
                 raise Unreachable(f"the connection has taken nothing for {seconds:.0f} s", where=self._host.name)
@@ -277,7 +264,7 @@ class Sending:
 
     def _landed(self, flying: deque[tuple[Pending, list[Part]]]) -> None:
         pending, load = flying[0]
-        pending.wait()
+        pending.wait(stopped=self._over.is_set)
         flying.popleft()
         self._count(sum(part.size for part in load))
 

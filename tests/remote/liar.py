@@ -1,7 +1,8 @@
 """A Python for hosts that lie: it runs the real agent, and changes its answers on the way out.
 
 Usage, as the `python` of a host: a script that runs `python liar.py SEED CALL "$@"`. SEED chooses what is changed in
-the results of calls named CALL (`*`: of all).
+the results of calls named CALL (`*`: of all). `silent:CALLS`: nothing is
+changed, but these calls or areas, with commas between, have no answer (`silent:*`: only lock and journal do).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from opsctl.wire.protocol import frame, read_frame
 
+ANSWERING = ("lock", "history", "journal")
 ODD: tuple[Any, ...] = (
     None,
     True,
@@ -63,6 +65,13 @@ def spoiled(value: Any, chance: random.Random) -> Any:
     return value
 
 
+def silent(wanted: str, call: str) -> bool:
+    """Whether an answer to a call is kept back."""
+    area = call.partition(".")[0]
+    quiet = wanted.removeprefix("silent:").split(",") if wanted.startswith("silent:") and call else []
+    return area not in ANSWERING if quiet == ["*"] else call in quiet or area in quiet
+
+
 def main() -> None:
     chance, wanted = random.Random(int(sys.argv[1])), sys.argv[2]
     agent = subprocess.Popen([sys.executable, *sys.argv[3:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -86,6 +95,8 @@ def main() -> None:
     threading.Thread(target=onward, daemon=True).start()
     while received := read_frame(cast(BinaryIO, agent.stdout)):
         header, body = received
+        if silent(wanted, calls.get(header.get("id", 0), "")):
+            continue
         if "id" in header and wanted in ("*", calls.get(header["id"])):
             for key in ("result", "progress", "error"):
                 if key in header:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from opsctl.agent.stage import receive
 from opsctl.drafter.chunks import Range
 from opsctl.drafter.staging import Source
-from opsctl.remote.parts import Part, loads
+from opsctl.remote.parts import loads
 from opsctl.wire.chunking import BLOCK, BLOCK_DIGEST
+from opsctl.wire.host import Part
 from opsctl.wire.protocol import Context
 
 MIB = 1 << 20
