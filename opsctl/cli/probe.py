@@ -67,10 +67,9 @@ def probe(
     from opsctl.report import probe_cases
     from opsctl.report.probe_page import probe_page
     from opsctl.sglang.probe import gates, probe_store
-    from opsctl.sglang.probe.breakeven import curve
     from opsctl.sglang.probe.measure import measure
     from opsctl.sglang.probe.probe_findings import findings
-    from opsctl.sglang.probe.probe_result import summarise, to_json, words
+    from opsctl.sglang.probe.probe_result import curve, summarise, to_json, words
 
     reporting = Reporting("probe", output, junit, summary_file, as_json)
     with reporting.errors():

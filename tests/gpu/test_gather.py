@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.gpu import gather, nvlinks, pci, smi
+from opsctl.agent.gpu import gather, smi, surroundings
 from opsctl.gpu import state
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import State
@@ -288,7 +288,7 @@ def test_a_link_slow_under_load_is_looked_at_again(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, speed: str, verdict: str
 ) -> None:
     """A link that was just changing its speed is no fault; one that stays slow is."""
-    monkeypatch.setattr(pci, "_PAUSE", 0)
+    monkeypatch.setattr(surroundings, "_PAUSE", 0)
     busy = re.sub(r"<gpu_util>\d+", "<gpu_util>98", H100)
     host.replay(busy.replace("<current_link_gen>5", "<current_link_gen>2", 1))
     for bus in BUSES:
@@ -378,9 +378,9 @@ def test_cuda_is_started_in_a_child_that_may_hang(tmp_path: Path, body: str, sai
     library = tmp_path / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "cuda.c"], check=True)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}  # what a login hides is no fault of the driver
-    found = nvlinks.cuda(Context(), environment, 1.0 if said["code"] is None else 60.0, str(library))
+    found = gather.start_cuda(Context(), environment, 1.0 if said["code"] is None else 60.0, str(library))
     assert found.items() >= said.items()
-    absent = nvlinks.cuda(Context(), dict(os.environ), 60.0, str(tmp_path / "libcuda.so.2"))
+    absent = gather.start_cuda(Context(), dict(os.environ), 60.0, str(tmp_path / "libcuda.so.2"))
     assert "not there" in absent["missing"]
 
 

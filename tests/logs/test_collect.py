@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opsctl.agent.core import facts, runs
-from opsctl.agent.logs.clip import Clip
-from opsctl.agent.logs.collect import bundle
+from opsctl.agent.logs.collect import Clip, bundle
 from opsctl.agent.logs.logfiles import family, offset_of
 from opsctl.agent.server import startlog
 from opsctl.errors import UsageError

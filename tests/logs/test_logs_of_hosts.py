@@ -19,8 +19,8 @@ from opsctl.errors import Unreadable
 from opsctl.gpu.read.bundle import members as capture_members
 from opsctl.gpu.read.capture import hosts as captured_hosts
 from opsctl.gpu.wanted import Wanted
-from opsctl.sglang.logs import log_findings
-from opsctl.sglang.logs.bundle import Spool
+from opsctl.sglang.logs import log_collect
+from opsctl.sglang.logs.log_collect import Spool
 from tests.logs.test_canaries_of_a_host import members
 from tests.sshd import Sshd, eventually
 
@@ -156,7 +156,7 @@ def test_health_judges_a_bundle_as_it_judged_the_host(tmp_path: Path) -> None:
     smi = next(iter(sorted((DATA / "gpu").rglob("*.xml")))).read_text()
     evidence = json.dumps({"smi": {"code": 0, "seconds": 1.0, "text": smi}, "host": {}})
     spool = Spool(["health-evidence.json"], lambda data: data)
-    made = dict(log_findings.health("box", evidence, Wanted()))
+    made = dict(log_collect.health("box", evidence, Wanted()))
     for name, text in made.items():
         spool.add(name, text)
     spool.pack(tmp_path / "b.tar.zst", "logs-box", {"parts": []})

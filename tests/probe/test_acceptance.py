@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opsctl.sglang.probe.acceptance import Counters, acceptance, by_position, rate, rate_in_log, read_counters
-from opsctl.sglang.probe.breakeven import break_even, curve, in_words
+from opsctl.sglang.probe.probe_result import break_even, curve, in_words
 from opsctl.sglang.releases.version import Version
 
 # Six cycles of a drafter that is always right give 1 + 6 * 4 = 25 tokens; the limit of 24 cuts the last.

@@ -1,17 +1,22 @@
-"""Gather what `opsctl health` judges: one call, its sections side by side, each with its own limit. Changes nothing."""
+"""Gather what `opsctl health` judges: one call, its sections side by side, each with its own limit.
+
+It changes nothing. CUDA's driver library is started in a child, which takes no memory on any GPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import re
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, cast
 
 from opsctl.agent.core import durable, statedir
-from opsctl.agent.gpu import nvlinks, pci, process_table, smi, surroundings
+from opsctl.agent.gpu import process_table, smi, surroundings
 from opsctl.agent.process import detached, pids
 from opsctl.wire.protocol import AgentError, Context
 
@@ -68,9 +73,9 @@ def gather(
     names = [entry.process.name for entry in entries or []]
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick, cuda if root == "/" else 0.0),
-        "manager": lambda: nvlinks.manager(call, env, QUICK, names),
+        "manager": lambda: manager(call, env, QUICK, names),
         "klog": lambda: _kernel_log(call, env, keep),
-        "pci": lambda: pci.devices(root),
+        "pci": lambda: surroundings.devices(root),
         "host": lambda: surroundings.facts(root, folders or ["/", "/tmp"]),
         "module": lambda: _line(call, env, ["modinfo", "-F", "version", "nvidia"]),
         "persistenced": lambda: _line(call, env, ["systemctl", "is-active", "nvidia-persistenced"]),
@@ -94,7 +99,7 @@ def gather(
         found["host"]["now"] = now  # before anything that may hang: it is compared with the asker's clock
     said: Smi = found.get("smi") or {"timed_out": True, "seconds": limit}
     found["smi"] = said
-    looks = pci.generations(root, pci.slow_at_work(said.get("text", "")))
+    looks = surroundings.generations(root, surroundings.slow_at_work(said.get("text", "")))
     for device in found.get("pci") or []:
         device["generations"] = looks.get(device["bus_id"], [])
     server = _server_pid(found)
@@ -143,9 +148,9 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
     said: Smi = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
     if ran.code == 0 and ran.seconds <= quick and "<gpu id=" in ran.out:
         more: Dict[str, Callable[[], Any]] = {
-            "links": lambda: nvlinks.links(call, env, quick),
+            "links": lambda: links(call, env, quick),
             "cuda": lambda: (
-                nvlinks.cuda(call, env, cuda) if cuda else {"missing": "the host is seen through another root"}
+                start_cuda(call, env, cuda) if cuda else {"missing": "the host is seen through another root"}
             ),
         }
         if ran.out.count("<gpu id=") > 1:
@@ -286,6 +291,91 @@ def _answer(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str
     ran = detached.run(call, [program] + argv[1:], QUICK, env, 1 << 20)
     usable = ran.code == 0 or (argv[1] == "is-active" and ran.code is not None)
     return ran.out if usable else None
+
+
+# The comm of a process holds 15 characters.
+MANAGER = "nv-fabricmanage"
+_UNIT = "nvidia-fabricmanager"
+
+# cuInit takes no memory on any GPU. The numbers are CUresult's, cuda.h.
+_START = """
+import ctypes, json, sys
+try:
+    cuda = ctypes.CDLL(sys.argv[1])
+except OSError as error:
+    print(json.dumps({"missing": str(error)}))
+    sys.exit()
+code = cuda.cuInit(0)
+name, count = ctypes.c_char_p(), ctypes.c_int()
+if hasattr(cuda, "cuGetErrorName"):
+    cuda.cuGetErrorName(code, ctypes.byref(name))
+told = {"code": code, "name": (name.value or b"").decode("ascii", "replace")}
+if code == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
+    told["devices"] = count.value
+print(json.dumps(told))
+"""
+
+
+def manager(call: Context, env: Dict[str, str], seconds: float, programs: List[str]) -> Optional[str]:
+    """The state of the fabric manager: active, failed, inactive, or absent; None where nobody can say.
+
+    programs: names of the processes that run, since a container may run it.
+    """
+    if MANAGER in programs:
+        return "active"
+    systemctl = detached.program("systemctl", env.get("PATH", ""))
+    if systemctl is None:
+        return None
+    shown = detached.run(call, [systemctl, "show", _UNIT, "-p", "LoadState,ActiveState"], seconds, env, 1 << 16)
+    said = dict(re.findall(r"^(\w+)=(.*)$", shown.out, re.MULTILINE)) if shown.code == 0 else {}
+    if said.get("LoadState") == "not-found":
+        return "absent"
+    return said.get("ActiveState")
+
+
+def links(call: Context, env: Dict[str, str], seconds: float) -> Optional[Dict[str, str]]:
+    """What `nvidia-smi nvlink` says: `status`, and `errors` where there are links. None where it gives no answer."""
+    status = smi.ask(call, ["nvlink", "-s"], seconds, env, 1 << 20)
+    if status.code != 0:
+        return None
+    if "Link " not in status.out:
+        return {"status": status.out}
+    errors = smi.ask(call, ["nvlink", "-e"], seconds, env, 1 << 20)
+    return {"status": status.out, "errors": errors.out if errors.code == 0 else ""}
+
+
+def start_cuda(call: Context, env: Dict[str, str], seconds: float, library: str = "libcuda.so.1") -> Dict[str, Any]:
+    """Start CUDA's driver library in a child: {code, name, devices}, {code: None} without an answer, or {missing}.
+
+    It is shown all devices, whatever the login's environment hides.
+    """
+    env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if not _findable(library, env):  # a child would only find the same
+        return {"missing": "CUDA's driver library is not there: %s" % library}
+    ran = detached.run(call, [sys.executable, "-I", "-c", _START, library], seconds, env, 1 << 16)
+    if ran.code is None:
+        return {"code": None}
+    try:
+        said = json.loads(ran.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"missing": "cuInit ended its process with code %d" % ran.code}
+    if "missing" in said:
+        return {"missing": "CUDA's driver library is not there: %s" % said["missing"]}
+    return dict(said)
+
+
+def _findable(library: str, env: Dict[str, str]) -> bool:
+    """Whether the dynamic linker could find a library: by its path, in its cache, or in a folder that it looks into."""
+    if os.path.isabs(library):
+        return os.path.exists(library)
+    folders = [*env.get("LD_LIBRARY_PATH", "").split(":"), "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+    if any(folder and os.path.exists(os.path.join(folder, library)) for folder in folders):
+        return True
+    try:
+        with open("/etc/ld.so.cache", "rb") as cache:
+            return library.encode() in cache.read()
+    except OSError:
+        return True  # a system without that cache: let the linker say
 
 
 CALLS = {"gather": gather}

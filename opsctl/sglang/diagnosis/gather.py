@@ -27,8 +27,7 @@ from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import launch
 from opsctl.sglang.server.api import Server
-from opsctl.sglang.server.metrics import Metrics
-from opsctl.sglang.server.served import ROOTED, ServerInfo, placed
+from opsctl.sglang.server.served import ROOTED, Metrics, ServerInfo, placed
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire import command_line

@@ -12,8 +12,7 @@ from opsctl.sglang.logs import timeline
 from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import launch
-from opsctl.sglang.server.metrics import Metrics
-from opsctl.sglang.server.served import ServerInfo
+from opsctl.sglang.server.served import Metrics, ServerInfo
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire.calls.server import ServerProcess
 

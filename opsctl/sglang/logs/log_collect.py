@@ -1,28 +1,39 @@
-"""Collect a log bundle from one host: survey, gather (redacted there), judge, pack."""
+"""Collect a log bundle from one host: survey, gather (redacted there), judge, pack.
+
+What it says is made here, of parts that have been redacted already, or of answers that hold settings and source code
+only: a summary of its log, the health of its host, causes, the state of its source.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from opsctl import __version__
-from opsctl.errors import OpsctlError, UsageError
+from opsctl.errors import OpsctlError, RemoteError, Unreadable, UsageError
+from opsctl.gpu.judge import judge
+from opsctl.gpu.read import gathered
 from opsctl.gpu.wanted import Wanted
 from opsctl.inventory.model import SglangSettings
 from opsctl.runname import meant
 from opsctl.secret import Secret, revealed
-from opsctl.sglang.logs import log_findings, log_parts, log_survey, timeline
-from opsctl.sglang.logs.bundle import Spool
-from opsctl.text import one_line, size
+from opsctl.sglang.logs import log_lines, log_parts, log_survey, timeline
+from opsctl.text import one_line, printable, size
 from opsctl.wire.calls.core import history_list
-from opsctl.wire.calls.logs import Entry, Manifest, Part, collect_bundle, logfiles_look
+from opsctl.wire.calls.logs import Entry, Manifest, Part, Scan, collect_bundle, logfiles_look
 from opsctl.wire.calls.server import Begun, startlog_of_run
-from opsctl.wire.protocol import Call, Reply
+from opsctl.wire.protocol import AgentError, Call, Reply
 from opsctl.wire.redact import Redactor, known_values, mask
 
 _LONGEST = 900.0  # seconds for everything a host gathers; each part has its own, shorter limit
@@ -191,16 +202,16 @@ def collect(host: Asked, source: Source, wish: Wish, target: Callable[[str], Pat
 def _judge(job: _Job, server: log_parts.Server, spool: Spool) -> timeline.Summary | None:
     """Add what the parts say together. The timeline of the log, if there is a log."""
     logs = [path for name in ("server.log", "journal.log", "container.log") if (path := spool.path(name))]
-    scan = log_findings.scan(logs[0]) if logs else None
+    scan = timeline.scan_files(logs[:1]) if logs else None
     # A run that made no start explains itself by the one that serves.
     log = timeline.build(scan, current=job.wish.run is not None and job.wish.begun is None) if scan else None
     if log:
-        job.derive("summary.json", lambda: log_findings.summary(log), spool)
+        job.derive("summary.json", lambda: summary(log), spool)
     if evidence := spool.text(log_parts.EVIDENCE):
-        job.derive("health.json", lambda: log_findings.health(job.source.name, evidence, job.source.wanted), spool)
-    job.derive("diagnosis.json", lambda: log_findings.diagnosis(job.ask, scan, server.port), spool)
+        job.derive("health.json", lambda: health(job.source.name, evidence, job.source.wanted), spool)
+    job.derive("diagnosis.json", lambda: diagnosis(job.ask, scan, server.port), spool)
     if source := server.source:
-        job.derive("patches.json", lambda: log_findings.patches(job.ask, source), spool)
+        job.derive("patches.json", lambda: patches(job.ask, source), spool)
     return log
 
 
@@ -261,3 +272,159 @@ def told(host: str, made: Collected) -> Iterator[str]:
         yield f"  first error in the log: {error.at or '?'}: {one_line(error.message, 160)}"
         if error.cause:
             yield f"    → {one_line(error.cause, 200)}"
+
+
+AskHost = Callable[[Call[Any]], Reply[Any]]
+
+
+def summary(found: timeline.Summary) -> Iterator[tuple[str, str]]:
+    """The timeline, for programs and for people."""
+    yield "summary.json", _json(timeline.document(found))
+    yield "summary.txt", "\n".join(printable(line) for line in log_lines.lines(found)) + "\n"
+
+
+def health(host: str, evidence: str, wanted: Wanted) -> Iterator[tuple[str, str]]:
+    """evidence: the answer of gpu.gather, as collected. Raises ValueError if it has been cut."""
+    found = json.loads(evidence)
+    report = judge(host, gathered.evidence(found, wanted), wanted.settings)
+    yield "health.json", _json(report.as_json())
+    told = str((found.get("smi") or {}).get("text", ""))
+    if "<?xml" in told:
+        yield "gpus.xml", told
+
+
+def diagnosis(ask: AskHost, log: Scan | None, port: int | None) -> Iterator[tuple[str, str]]:
+    """The drafter's check and what else bears on acceptance. log: the scan of it.
+
+    The log is not read again, which takes long, and the server is not asked: it would answer with its keys.
+    """
+    from opsctl.sglang.diagnosis import gather
+    from opsctl.sglang.diagnosis.causes import CAUSES
+    from opsctl.sglang.diagnosis.hypotheses import diagnose, to_json
+    from opsctl.sglang.diagnosis.seen import evidence
+
+    def connect(port: int) -> Any:
+        raise RemoteError("not asked, since it would answer with its keys")
+
+    def one(call: Call[Any]) -> Reply[Any] | Exception:
+        if call.name == "serverlog.scan":
+            return Reply(log) if log is not None else RemoteError("the log was not collected")
+        try:
+            return ask(call)
+        except (OpsctlError, AgentError) as error:
+            return error
+
+    asked = gather.Asked(port, log="collected", usual_port=port)
+    seen = gather.look(lambda calls: [one(call) for call in calls], connect, asked)
+    faults = [asdict(fault) for fault in seen.faults or ()]
+    document = {"drafter_check": None if seen.faults is None else faults, "notes": list(seen.notes)}
+    yield "diagnosis.json", _json(document | to_json(diagnose(evidence(seen), CAUSES)))
+
+
+def patches(ask: AskHost, source: str) -> Iterator[tuple[str, str]]:
+    """How the source tree stands to every known patch."""
+    from opsctl.sglang.patches import patchset
+    from opsctl.sglang.source.tree import load
+
+    chosen = patchset.select()
+    tree = load(ask, source, patchset.classes(chosen), patchset.files(chosen))
+    yield "patches.json", _json(patchset.plan(tree, chosen).report.to_json())
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+MOST_PIECE = 16 << 20  # bytes of one unpacked piece; the agent sends one of them per MiB read
+MOST_PART = 256 << 20
+_LEVEL = 9
+
+
+class Spool:
+    """The parts of one bundle while they come in, in a folder of their own that goes with the object.
+
+    Args:
+        names: the parts that were asked for; nothing else is taken from the host.
+        hide: what this side still has to mask; gets whole lines.
+    """
+
+    def __init__(self, names: Collection[str], hide: Callable[[bytes], bytes]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="opsctl-logs-")
+        self._numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        self._sizes = dict.fromkeys(names, 0)
+        self._hide = hide
+        self.received = 0  # bytes, as they travelled
+
+    def take(self, name: str, packed: bytes) -> None:
+        """A piece from the host. Raises Unreadable for what no host of ours would send."""
+        if name not in self._numbers:
+            raise Unreadable(f"the host sent a part that was not asked for: {name!r}")
+        opened = zlib.decompressobj()
+        try:
+            data = opened.decompress(packed, MOST_PIECE)
+        except zlib.error as error:
+            raise Unreadable(f"the host sent a damaged piece of {name}: {error}") from None
+        self._sizes[name] += len(data)
+        if opened.unconsumed_tail or self._sizes[name] > MOST_PART:
+            raise Unreadable(f"the host sent more of {name} than a part may have")
+        self.received += len(packed)
+        self._append(name, data)
+
+    def add(self, name: str, text: str) -> None:
+        """A part that was made here."""
+        self._numbers.setdefault(name, len(self._numbers))
+        self._append(name, text.encode("utf-8", "surrogateescape"))
+
+    def path(self, name: str) -> Path | None:
+        """Where a part lies, None if nothing of it came."""
+        path = self._place(name) if name in self._numbers else None
+        return path if path and path.exists() else None
+
+    def text(self, name: str) -> str | None:
+        path = self.path(name)
+        return path.read_text("utf-8", "replace") if path else None
+
+    def pack(self, target: Path, folder: str, manifest: Mapping[str, Any]) -> int:
+        """Write everything as `target`, all in `folder`; readable by its owner alone. Its size. Raises UsageError."""
+        import zstandard
+
+        document = json.dumps(manifest, indent=2, ensure_ascii=False).encode("utf-8", "replace")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with (
+                os.fdopen(handle, "wb") as file,
+                zstandard.ZstdCompressor(_LEVEL).stream_writer(file) as packed,
+                tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+            ):
+                _member(archive, f"{folder}/manifest.json", io.BytesIO(self._hide(document)), None)
+                for name in self._numbers:
+                    if path := self.path(name):
+                        with path.open("rb") as source:
+                            _member(archive, f"{folder}/{name}", source, path.stat().st_size)
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another place with -o") from None
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return target.stat().st_size
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def _append(self, name: str, data: bytes) -> None:
+        if data:
+            with self._place(name).open("ab") as file:
+                file.write(self._hide(data))
+
+    def _place(self, name: str) -> Path:
+        return Path(self._folder.name) / f"{self._numbers[name]}"
+
+
+def _member(archive: tarfile.TarFile, name: str, source: Any, size: int | None) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(source.getvalue()) if size is None else size
+    entry.mtime, entry.mode = int(time.time()), 0o600
+    archive.addfile(entry, source)

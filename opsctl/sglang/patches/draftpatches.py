@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from opsctl.sglang.patches import Patch
 from opsctl.sglang.patches.drafter import CLASS
-from opsctl.sglang.patches.left_out import LeftOut
+from opsctl.sglang.patches.patchset import LeftOut
 from opsctl.wire.calls.source import DraftNames
 
 NAMES = "eagle3-loader-names"

@@ -11,9 +11,8 @@ from opsctl.errors import Exit
 from opsctl.inventory.model import SglangSettings
 from opsctl.sglang.patches import ALL, KIMI_K25, Patch, Status, draftpatches, eagle3_capture, patchset, proofs
 from opsctl.sglang.patches.draftpatches import Drafter
-from opsctl.sglang.patches.left_out import LeftOut
 from opsctl.sglang.patches.own import EndState
-from opsctl.sglang.patches.patchset import CAPTURE, Entry, FileEdit, Plan, Report
+from opsctl.sglang.patches.patchset import CAPTURE, Entry, FileEdit, LeftOut, Plan, Report
 from opsctl.sglang.server import command, launch
 from opsctl.sglang.source import tree as trees
 from opsctl.sglang.source.tree import SourceTree

@@ -8,14 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from opsctl.errors import Exit, UsageError
-from opsctl.sglang.patches import ALL, KIMI_K25, Finding, Patch, Status, eagle3_capture, finding
-from opsctl.sglang.patches.base import Settled
+from opsctl.sglang.patches import ALL, KIMI_K25, eagle3_capture
+from opsctl.sglang.patches.base import About, Finding, Patch, Settled, Status, finding
 from opsctl.sglang.patches.capture import Delegation
-from opsctl.sglang.patches.left_out import LeftOut
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.source.symbols import NotPython
 from opsctl.sglang.source.tree import SourceTree, unknown_class
@@ -257,3 +256,28 @@ def _named(name: str, known: dict[str, Patch]) -> Patch:
 
 def _entry(tree: SourceTree, name: str, found: Finding) -> Entry:
     return Entry(name, found.status, tree.shown(found.path) if found.path else None, found.line, found.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """`patch`, which is not for this host; what the tree has already is told all the same."""
+
+    patch: Patch
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return self.patch.name
+
+    @property
+    def about(self) -> About:
+        return self.patch.about
+
+    def look(self, tree: SourceTree) -> Finding:
+        found = finding(self.patch, tree)
+        if found.status in (Status.NEEDED, Status.CONFLICT):
+            return replace(found, status=Status.NOT_APPLICABLE, reason=self.reason)
+        return found
+
+    def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
+        return {}

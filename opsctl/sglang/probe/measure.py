@@ -15,8 +15,7 @@ from opsctl.sglang.probe.acceptance import Counters, read_counters
 from opsctl.sglang.probe.chat_template import ChatTemplate
 from opsctl.sglang.probe.prompts import ProbePrompt
 from opsctl.sglang.server.api import Prompt, Server
-from opsctl.sglang.server.metrics import Metrics
-from opsctl.sglang.server.served import Answer, Load, Sampling, ServerInfo
+from opsctl.sglang.server.served import Answer, Load, Metrics, Sampling, ServerInfo
 
 ENOUGH_STEPS = 200  # verify steps from which an acceptance length is worth comparing
 _WARM_UP_TOKENS = 8  # one prefill and a few cycles: kernels are compiled, pools touched

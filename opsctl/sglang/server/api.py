@@ -18,8 +18,7 @@ from pydantic import ValidationError
 from opsctl.errors import AuthFailed, Lost, OpsctlError, RemoteError, Unreachable
 from opsctl.schema_errors import plainly
 from opsctl.secret import Secret
-from opsctl.sglang.server.metrics import Metrics, read_metrics
-from opsctl.sglang.server.served import Answer, Chunk, Load, Piece, Sampling, ServerInfo, count
+from opsctl.sglang.server.served import Answer, Chunk, Load, Metrics, Piece, Sampling, ServerInfo, count, read_metrics
 from opsctl.text import one_line
 from opsctl.wire import limits
 from opsctl.wire.protocol import AgentError

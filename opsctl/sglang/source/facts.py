@@ -1,45 +1,376 @@
-"""What a source tree does with a draft model: each fact with the file, the line and the lines that prove it.
+"""What a source tree does with a draft model and its target: each fact with the file, and the lines that prove it.
 
 `gather` is pure; what the draft model and the target meet in the tree is read from syntax, never from the version.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from opsctl.sglang.diagnosis.evidence import Source, SourceFact
-from opsctl.sglang.patches.base import Settled
-from opsctl.sglang.patches.capture import KIMI_K25, answer, eagle3_capture
+from opsctl.sglang.patches import ALL, Status, finding
+from opsctl.sglang.patches.base import Settled, conflict, needed_module, not_applicable, walk
+from opsctl.sglang.patches.capture import KIMI_K25, answer, eagle3_capture, language_model
+from opsctl.sglang.patches.drafter import CLASS, drafter_class, inner_model, layer_attribute, loader
 from opsctl.sglang.releases import Capture, Target
-from opsctl.sglang.source import draftfacts, targetfacts
-from opsctl.sglang.source.fact import Fact
-from opsctl.sglang.source.symbols import NotPython
-from opsctl.sglang.source.tree import SourceTree
+from opsctl.sglang.source.symbols import (
+    ClassRef,
+    Method,
+    Module,
+    NotPython,
+    called_name,
+    dotted,
+    find_class,
+    find_method,
+    parse,
+)
+from opsctl.sglang.source.targets import ASKED_OF_TARGET, CAPTURE, read
+from opsctl.sglang.source.tree import DRAFTER, METRICS, WORKERS, SourceTree
+
+_LONGEST = 12  # lines of a snippet
+_SETS = ("capture_aux_hidden_states", "layers_to_capture")  # what a class that captures itself sets
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """value: a word of a small set, None where it cannot be told. says: a sentence. file: relative to the root."""
+
+    value: str | None
+    says: str
+    file: str | None = None
+    line: int | None = None
+    snippet: str = ""
+
+    @property
+    def place(self) -> str:
+        """`file:line`, as far as known."""
+        return ":".join(str(part) for part in (self.file, self.line) if part is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "value": self.value,
+            "file": self.file,
+            "line": self.line,
+            "snippet": self.snippet,
+            "reason": self.says,
+        }
+
+
+def proved(tree: SourceTree, module: Module, node: ast.stmt | ast.expr, value: str, says: str) -> Fact:
+    """A fact proved by the lines of a node."""
+    last = min(node.end_lineno or node.lineno, node.lineno + _LONGEST - 1)
+    return Fact(value, says, tree.shown(module.path), node.lineno, module.snippet(node.lineno, last))
+
+
+_PATCH = {patch.name: patch for patch in ALL}
+_THERE = (Status.UPSTREAM, Status.APPLIED)
+
+
+def d2t(tree: SourceTree) -> Fact:
+    """Whether `d2t` is read as offsets or as target ids."""
+    found = loader(tree)
+    branch = found.branch("d2t")
+    if branch is None:
+        raise conflict(DRAFTER, found.loop.lineno, f"{CLASS}.load_weights does not read d2t")
+    statement = next(
+        (s for s in ast.walk(branch) if isinstance(s, ast.Assign) and "hot_token_id" in dotted(s.targets[0])), None
+    )
+    if statement is None:
+        raise conflict(DRAFTER, branch.lineno, f"{CLASS}.load_weights does not make hot_token_id of d2t")
+    if any(called_name(n) == "arange" for n in ast.walk(statement)):
+        return proved(
+            tree, found.module, statement, "offsets", "d2t holds offsets: target id = draft id + d2t[draft id]"
+        )
+    return proved(tree, found.module, statement, "absolute", "d2t is used as it is: it must hold target ids")
+
+
+def t2d(tree: SourceTree) -> Fact:
+    """Whether `t2d` is looked at."""
+    found = loader(tree)
+    branch = found.branch("t2d")
+    if branch is None:
+        return proved(tree, found.module, found.loop, "unknown", "t2d is a tensor like any other")
+    skipped = all(isinstance(s, ast.Continue | ast.Pass) for s in branch.body)
+    return proved(
+        tree, found.module, branch, "ignored" if skipped else "read", "t2d is skipped" if skipped else "t2d is read"
+    )
+
+
+def d2t_checked(tree: SourceTree) -> Fact:
+    """Whether a wrong `d2t` is noticed."""
+    return _by_patch(tree, "eagle3-d2t-guard", "checked", "unchecked")
+
+
+def layer_names(tree: SourceTree) -> Fact:
+    """Which names of the draft layer the loader takes."""
+    return _by_patch(tree, "eagle3-loader-names", "midlayer, layers.0", "midlayer")
+
+
+def unused_tensors(tree: SourceTree) -> Fact:
+    """What happens to tensors that no parameter takes, and to parameters without a tensor."""
+    return _by_patch(tree, "eagle3-loader-strict", "error", "dropped")
+
+
+def graph_layer_ids(tree: SourceTree) -> Fact:
+    """Which layers are captured in CUDA graphs."""
+    return _by_patch(tree, "eagle3-graph-layer-ids", "configured", "default")
+
+
+def fc_test(tree: SourceTree) -> Fact:
+    """What happens to features of the wrong width."""
+    return _by_patch(tree, "eagle3-fc-guard", "error", "skipped")
+
+
+def draft_layers(tree: SourceTree) -> Fact:
+    """How many layers a draft model may have."""
+    model = inner_model(tree)
+    attribute, line = layer_attribute(model)
+    many = attribute == "layers"
+    says = "any number of layers" if many else "one layer, self.midlayer"
+    return Fact("any" if many else "one", says, tree.shown(model.module.path), line, model.module.snippet(line))
+
+
+def fc_width(tree: SourceTree) -> Fact:
+    """How many captured states `fc` takes."""
+    model = inner_model(tree)
+    init = model.own("__init__")
+    for statement in init.body if init else ():
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == "self.fc":
+            names = {dotted(n) for n in ast.walk(statement.value)}
+            if "self.num_aux_hidden_states" in names:
+                return proved(
+                    tree,
+                    model.module,
+                    statement,
+                    "configured",
+                    "one hidden state per configured layer id, three by default",
+                )
+            return proved(tree, model.module, statement, "3", "three hidden states, whatever is configured")
+    raise conflict(DRAFTER, model.node.lineno, f"looked for self.fc in {model.name}.__init__, found none")
+
+
+def lm_head(tree: SourceTree) -> Fact:
+    """When the head is borrowed from the target."""
+    cls = drafter_class(tree)
+    init = cls.own("__init__")
+    for node in ast.walk(init) if init else ():
+        if isinstance(node, ast.If) and "draft_vocab_size" in ast.unparse(node.test):
+            for inner in node.body:
+                if isinstance(inner, ast.Assign) and dotted(inner.targets[0]) == "self.load_lm_head_from_target":
+                    says = "draft_vocab_size null: the target's head; a number: the checkpoint must have lm_head.weight"
+                    return proved(tree, cls.module, node, "borrowed if null", says)
+    return Fact("own", "the checkpoint must have lm_head.weight", tree.shown(DRAFTER), cls.node.lineno)
+
+
+def head_sharing(tree: SourceTree) -> Fact:
+    """Whether the worker leaves a draft model's own head alone."""
+    module, call, kept = _sharing(tree)
+    says = "an own head is kept (set_embed); only a borrowed one is set (set_embed_and_head)"
+    if not kept:
+        says = "the target's head replaces that of every EAGLE-3 draft model (set_embed_and_head)"
+    return proved(tree, module, call, "own head kept" if kept else "target's head", says)
+
+
+def embedding_sharing(tree: SourceTree) -> Fact:
+    """What `set_embed` does, followed from the worker to the class that defines it."""
+    worker, call, _ = _sharing(tree)
+    method = find_method(tree, drafter_class(tree), "set_embed")
+    if method is None:
+        raise not_applicable(f"{CLASS} has no set_embed", DRAFTER, drafter_class(tree).node.lineno)
+    early = next(
+        (n for n in method.node.body if isinstance(n, ast.If) and "target_hidden_size" in ast.unparse(n.test)), None
+    )
+    where = f"called in {tree.shown(worker.path)}:{call.lineno}, defined by {method.owner.name}"
+    if early:
+        says = f"the target's embedding is used unless target_hidden_size differs from hidden_size ({where})"
+        return proved(tree, method.module, method.node, "shared if same size", says)
+    return proved(tree, method.module, method.node, "shared", f"the target's embedding is always used ({where})")
+
+
+def hot_token_id(tree: SourceTree) -> Fact:
+    """Whether drafted ids are mapped to target ids."""
+    for path in WORKERS:
+        module = parse(tree, path)
+        for node in ast.walk(module.tree) if module else ():
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript)):
+                continue
+            if dotted(node.value.value) == "self.hot_token_id" and "topk_index" in dotted(node.targets[0]):
+                assert module is not None
+                return proved(tree, module, node, "mapped", "drafted ids become target ids through hot_token_id")
+    raise not_applicable("no worker of this tree maps drafted ids through hot_token_id")
+
+
+def accept_rate(tree: SourceTree) -> Fact:
+    """What the log of this tree calls the accept rate."""
+    for path in METRICS:
+        module = parse(tree, path)
+        for node in ast.walk(module.tree) if module else ():
+            if not (isinstance(node, ast.Assign) and dotted(node.targets[0]) == "spec_accept_rate"):
+                continue
+            if isinstance(node.value, ast.Constant):
+                continue
+            assert module is not None
+            text = ast.unparse(node.value)
+            if "draft" in text.partition("/")[0]:
+                says = (
+                    "accepted drafts / (verify steps * (draft tokens - 1)): 0 for a draft model that is never accepted"
+                )
+                return proved(tree, module, node, "drafts only", says)
+            says = (
+                "accepted tokens with the bonus token / (verify steps * draft tokens): 1/draft tokens if never accepted"
+            )
+            return proved(tree, module, node, "with bonus token", says)
+    raise not_applicable("this tree logs no accept rate")
+
+
+def _by_patch(tree: SourceTree, name: str, there: str, lacking: str) -> Fact:
+    """A fact that is the end state of a patch."""
+    found = finding(_PATCH[name], tree)
+    file = tree.shown(found.path) if found.path else None
+    value = {Status.NEEDED: lacking, **dict.fromkeys(_THERE, there)}.get(found.status)
+    module = None
+    if found.path and found.line and value:
+        module = parse(tree, found.path)
+    snippet = module.snippet(found.line, found.line + 2) if module and found.line else ""
+    return Fact(value, found.reason, file, found.line, snippet)
+
+
+def _sharing(tree: SourceTree) -> tuple[Module, ast.Call, bool]:
+    """Where the worker hands the target's embedding on, and whether a draft model's own head is left alone."""
+    for path in WORKERS:
+        module = parse(tree, path)
+        for node in ast.walk(module.tree) if module else ():
+            if isinstance(node, ast.If) and "is_eagle3" in ast.unparse(node.test):
+                calls = {called_name(n): n for n in walk(node.body) if isinstance(n, ast.Call)}
+                assert module is not None
+                if "set_embed" in calls:
+                    return module, calls["set_embed"], True
+                if "set_embed_and_head" in calls:
+                    return module, calls["set_embed_and_head"], False
+    needed_module(tree, WORKERS[1])
+    raise not_applicable("no worker of this tree shares the target's embedding with an EAGLE-3 draft model")
+
+
+def capture(tree: SourceTree, target: str) -> Fact:
+    """Whether the class has what the worker asks of a target, and through which inner class."""
+    cls = _class(tree, target)
+    missing = [m for m in ASKED_OF_TARGET if find_method(tree, cls, m) is None]
+    if missing:
+        return proved(
+            tree, cls.module, cls.node, "missing", f"{target} lacks {', '.join(missing)}: the server will not start"
+        )
+    method = find_method(tree, cls, CAPTURE)
+    assert method is not None
+    effect = read(tree, cls)
+    if effect.capture is Capture.NO_EFFECT:
+        return proved(tree, method.module, method.node, "without effect", f"{target}: {effect.why}")
+    through = _handed_to(method)
+    owner = "" if method.owner.node is cls.node else f", inherited from {method.owner.name}"
+    if not through:
+        return proved(tree, method.module, method.node, "own", f"{target} captures hidden states itself{owner}")
+    inner = language_model(tree, cls)
+    names = " or ".join(c.name for c in inner.supporting) if inner else "a class that cannot be followed"
+    return proved(
+        tree, method.module, method.node, "delegated", f"{target} hands capture to self.{through}, {names}{owner}"
+    )
+
+
+def layer_id_rule(tree: SourceTree, target: str) -> Fact:
+    """What a configured layer id means: SGLang captures before layer i, so the output of layer i - 1."""
+    method = _capturing(tree, target)
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.If) and "[0] == 1" in ast.unparse(node.test):
+            says = "id + 1 if the first id is 1, otherwise the ids as they are written"
+            return proved(tree, method.module, node, "+1 if first is 1", says)
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.ListComp) and "+ 1" in ast.unparse(node.elt):
+            return proved(
+                tree, method.module, node, "+1", "id + 1: the configured ids name layers whose output is captured"
+            )
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.Assign) and "layers_to_capture" in dotted(node.targets[0]):
+            return proved(tree, method.module, node, "as written", "the ids as they are written")
+    raise not_applicable(
+        f"{method.owner.name}.{CAPTURE} does not say what it does with the ids", method.module.path, method.line
+    )
+
+
+def aux_after_reduce(tree: SourceTree, target: str) -> Fact:
+    """Whether hidden states are captured after the all-reduce; before it, if it is fused, they are partial sums."""
+    method = _capturing(tree, target)
+    module = method.module
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and any(k.arg == "captured_last_layer_outputs" for k in node.keywords):
+            keyword = next(k.value for k in node.keywords if k.arg == "captured_last_layer_outputs")
+            return proved(tree, module, keyword, "after", "captured by the layer, after its all-reduce")
+    for node in ast.walk(module.tree):
+        if not (isinstance(node, ast.Call) and called_name(node) == "append" and node.args):
+            continue
+        if "aux_hidden_states" in dotted(node.func) and isinstance(node.args[0], ast.BinOp):
+            says = "captured between layers: partial sums if the all-reduce is fused"
+            return proved(tree, module, node, "before", says)
+    raise not_applicable(f"{module.path} does not show where hidden states are captured", module.path, method.line)
+
+
+def _class(tree: SourceTree, target: str) -> ClassRef:
+    for path in tree.classes.get(target, ()):
+        found = find_class(tree, path, target)
+        if found:
+            return found[-1]
+    raise not_applicable(f"this tree has no class {target}")
+
+
+def _capturing(tree: SourceTree, target: str) -> Method:
+    """The method that sets the layers to capture, followed through wrappers."""
+    cls = _class(tree, target)
+    for _ in range(4):
+        method = find_method(tree, cls, CAPTURE)
+        if method and not _handed_to(method):
+            return method
+        inner = language_model(tree, cls)
+        if inner is None or not inner.supporting:
+            break
+        cls = inner.supporting[0]
+    raise not_applicable(f"{target} leads to no class that captures hidden states", cls.module.path, cls.node.lineno)
+
+
+def _handed_to(method: Method) -> str | None:
+    """The attribute that the method hands the call to, None where it does the work itself."""
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.Assign) and dotted(node.targets[0]).rpartition(".")[2] in _SETS:
+            return None
+    for node in ast.walk(method.node):
+        target = dotted(node.func) if isinstance(node, ast.Call) else ""
+        if target.startswith("self.") and target.endswith(f".{CAPTURE}"):
+            return target.split(".")[1]
+    return None
+
 
 # Name -> how it is read. The order is that of the report.
 _DRAFT: dict[str, Callable[[SourceTree], Fact]] = {
-    "d2t": draftfacts.d2t,
-    "t2d": draftfacts.t2d,
-    "d2t-checked": draftfacts.d2t_checked,
-    "layer-names": draftfacts.layer_names,
-    "unused-tensors": draftfacts.unused_tensors,
-    "draft-layers": draftfacts.draft_layers,
-    "fc-width": draftfacts.fc_width,
-    "fc-test": draftfacts.fc_test,
-    "lm-head": draftfacts.lm_head,
-    "head-sharing": draftfacts.head_sharing,
-    "embedding-sharing": draftfacts.embedding_sharing,
-    "hot-token-id": draftfacts.hot_token_id,
-    "graph-layer-ids": draftfacts.graph_layer_ids,
-    "accept-rate": draftfacts.accept_rate,
+    "d2t": d2t,
+    "t2d": t2d,
+    "d2t-checked": d2t_checked,
+    "layer-names": layer_names,
+    "unused-tensors": unused_tensors,
+    "draft-layers": draft_layers,
+    "fc-width": fc_width,
+    "fc-test": fc_test,
+    "lm-head": lm_head,
+    "head-sharing": head_sharing,
+    "embedding-sharing": embedding_sharing,
+    "hot-token-id": hot_token_id,
+    "graph-layer-ids": graph_layer_ids,
+    "accept-rate": accept_rate,
 }
 _TARGET: dict[str, Callable[[SourceTree, str], Fact]] = {
-    "capture": targetfacts.capture,
-    "layer-id-rule": targetfacts.layer_id_rule,
-    "aux-after-reduce": targetfacts.aux_after_reduce,
+    "capture": capture,
+    "layer-id-rule": layer_id_rule,
+    "aux-after-reduce": aux_after_reduce,
 }
 DEFAULT_TARGETS = (KIMI_K25.class_name,)
 
