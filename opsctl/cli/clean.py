@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.cli.hosts import chosen, on_each, tell_errors
 from opsctl.cli.options import HostOption, InventoryOption
-from opsctl.errors import Exit, UsageError
+from opsctl.cli.terminal import TERMINAL, tell_errors
+from opsctl.errors import Exit
 
 if TYPE_CHECKING:
     from opsctl.gpu.cleaning import Findings
     from opsctl.gpu.ownership import Owned
-    from opsctl.inventory import InventoryHost
-    from opsctl.remote.host import RemoteHost
     from opsctl.wire.calls.gpu import Done
-    from opsctl.wire.protocol import Call
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -32,7 +29,10 @@ def clean(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """List leftovers of our servers and remove them after consent. Others' processes are listed, never touched."""
-    done = on_each(chosen(inventory, host), _find)
+    from opsctl.verbs import clean as verb
+    from opsctl.verbs.hosts import choose
+
+    done = verb.find(choose(inventory, host), TERMINAL)
     listed = [(one.host, one.value) for one in done if one.value is not None]
     if not json_output:
         for target, found in listed:
@@ -41,7 +41,7 @@ def clean(
     code = tell_errors(done)
     removed: dict[str, list[Done]] = {}
     if to_clean and (yes or (not json_output and _consent(len(to_clean)))):
-        results = on_each(to_clean, _remove)
+        results = verb.remove(to_clean, TERMINAL)
         code = tell_errors(results) or code
         removed = {one.host.name: one.value for one in results if one.value is not None}
         failed = [item for items in removed.values() for item in items if not item["done"]]
@@ -53,33 +53,6 @@ def clean(
     else:
         _tell_removed(removed)
     raise typer.Exit(code)
-
-
-def _find(remote: RemoteHost, host: InventoryHost) -> Findings:
-    from opsctl.cli.health_hosts import wanted_of
-    from opsctl.gpu import cleaning
-    from opsctl.gpu.read import gathered
-    from opsctl.wire.calls.gpu import gpuclean_files
-
-    expected = wanted_of(host)
-    calls: list[Call[Any]] = [gathered.ask(expected), gpuclean_files(expected.root)]
-    found, files = remote.batch(calls, timeout=expected.seconds)
-    return cleaning.findings(gathered.evidence(found.result, expected), files.result, found.result.get("server_uid"))
-
-
-def _remove(remote: RemoteHost, host: InventoryHost) -> list[Done]:
-    """What is ours is decided anew: between the list and the consent things may have changed."""
-    from opsctl.cli.health_hosts import wanted_of
-    from opsctl.gpu import cleaning
-
-    if wanted_of(host).root != "/":
-        raise UsageError(
-            "leftovers seen through another root are listed, not removed", hint="run it on the host itself"
-        )
-    found = _find(remote, host)
-    call = cleaning.removal(found, found.removable_processes, found.removable_files)
-    told: list[Done] = remote.call(call, timeout=90.0).result["done"]
-    return told
 
 
 def _consent(hosts: int) -> bool:

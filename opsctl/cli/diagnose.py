@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsctl.cli.options import HostOption, InventoryOption
+from opsctl.cli.terminal import TERMINAL
 from opsctl.errors import Exit
 from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.secret import Secret
-    from opsctl.sglang.diagnosis.gather import Asked
     from opsctl.sglang.diagnosis.hypotheses import Diagnosis
     from opsctl.sglang.diagnosis.seen import Seen
 
@@ -38,18 +37,20 @@ def diagnose(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Say why the acceptance is what it is: what was looked at, what is ruled out, the cause, and what to do."""
-    from opsctl.sglang.diagnosis.causes import CAUSES
     from opsctl.sglang.diagnosis.gather import Asked
-    from opsctl.sglang.diagnosis.hypotheses import diagnose as walk
     from opsctl.sglang.diagnosis.hypotheses import to_json
-    from opsctl.sglang.diagnosis.seen import evidence
     from opsctl.sglang.probe.probe_store import load
+    from opsctl.verbs import diagnose as verb
+    from opsctl.verbs.hosts import choose_one
 
     if here:
         drafter, target, log = (path and os.path.abspath(os.path.expanduser(path)) for path in (drafter, target, log))
     asked = Asked(port, drafter, target, log, load(probe) if probe else None)
-    seen = _look_here(asked, api_key_env) if here else _look_there(asked, inventory, host, api_key_env)
-    found = walk(evidence(seen), CAUSES)
+    key = _key(api_key_env)
+    if here:
+        found, seen = verb.diagnose_here(asked, key)
+    else:
+        found, seen = verb.diagnose(choose_one(inventory, host), asked, key, TERMINAL)
     if as_json:
         error = seen.log.first_error if seen.log else None
         more = {"first_error": error.document() if error else None, "notes": [printable(note) for note in seen.notes]}
@@ -57,33 +58,6 @@ def diagnose(
     else:
         _show(found, seen)
     return Exit.DEGRADED if found.cause else Exit.DONE
-
-
-def _look_here(asked: Asked, api_key_env: str) -> Seen:
-    from contextlib import ExitStack
-
-    from opsctl import http_client
-    from opsctl.sglang.diagnosis import gather
-    from opsctl.sglang.server.api import Server
-
-    with ExitStack() as clients:
-
-        def connect(port: int) -> Server:
-            return Server(clients.enter_context(http_client.client(f"http://127.0.0.1:{port}")), _key(api_key_env))
-
-        return gather.look(gather.here, connect, asked)
-
-
-def _look_there(asked: Asked, inventory: str | None, pattern: str | None, api_key_env: str) -> Seen:
-    from opsctl.cli.hosts import on_one, the_host
-    from opsctl.sglang.diagnosis import gather
-    from opsctl.sglang.server.api import Server
-
-    chosen = the_host(inventory, pattern)
-    asked = replace(asked, usual_port=chosen.sglang.port, usual_log=chosen.sglang.log)
-    with on_one(chosen) as remote:
-        key = _key(api_key_env) or chosen.sglang.api_key
-        return gather.look(remote.outcomes, lambda port: Server(remote.http(port), key), asked)
 
 
 def _key(name: str) -> Secret | None:

@@ -1,4 +1,4 @@
-"""`opsctl drafter`: check, compare, convert and stage EAGLE-3 draft models."""
+"""`opsctl drafter` and `opsctl deploy`: check, compare, convert and stage draft models, and put them into service."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import typer
 from opsctl.cli.options import As, Asked, InventoryOption, JunitOption, OutputOption, SummaryOption, runs
 from opsctl.cli.playing import play
 from opsctl.cli.reporting import Reporting
+from opsctl.cli.terminal import TERMINAL
 from opsctl.errors import Exit, UsageError
 
 if TYPE_CHECKING:
-    from opsctl.cli.drafter_places import Place, Places
     from opsctl.drafter.case import Case
-    from opsctl.drafter.versions import Version
-    from opsctl.sglang.diagnosis.drafting import Met
+    from opsctl.findings import Finding
+    from opsctl.verbs.drafter import Place
 
 app = typer.Typer(no_args_is_help=True, help="Check, compare, convert and stage EAGLE-3 draft models.")
+deploy = typer.Typer(no_args_is_help=True, help="Put a draft model into service, measured and undoable.")
 
 
 _JSON = typer.Option(False, "--json", help="Print one JSON object.")
@@ -56,25 +57,25 @@ def check(
     summary: SummaryOption = None,
 ) -> int:
     """Say whether a drafter fits, in a second: what is wrong, what will be seen, and what to do."""
-    from opsctl.cli.drafter_places import Places, place
-    from opsctl.drafter.judge import judge
+    from opsctl.drafter.findings import findings
+    from opsctl.drafter.versions import parse_list
     from opsctl.drafter.view import COLOURS, lines
-    from opsctl.report import drafter_cases
     from opsctl.text import printable
+    from opsctl.verbs import drafter as verb
 
     reporting = Reporting("drafter check", output, junit, summary, as_json)
     with reporting.errors():
         by_version = sglang is not None and (_VERSIONS.match(sglang) is not None or "," in sglang)
-        drafter = place(path)
+        drafter = verb.place(path)
         serving = host or (sglang if not by_version else None) or drafter.host
         if host and sglang and not by_version and sglang != host:
             raise UsageError("--sglang and --host name two hosts", hint="one host serves: give one of them")
         if sglang and not by_version:
             _demand_host(inventory, sglang)
-        with Places(inventory) as places:
-            met = places.meet(serving, drafter, follow_links=follow_links and not full) if serving else None
-            case = _case(places, drafter, target, serving, met, tp, context_length, full, follow_links)
-        judgement = judge(case, _versions(sglang if by_version else None, met))
+        asked = verb.Serving(serving, parse_list(sglang) if by_version else (), target, tp, context_length)
+        judgement, met = verb.check(
+            path, asked, inventory=inventory, full=full, follow_links=follow_links, front=TERMINAL
+        )
     told = [*met.lines, *(f"not known: {text}" for text in met.unknown)] if met else []
 
     def tell() -> None:
@@ -89,17 +90,20 @@ def check(
                 for text in told:
                     typer.echo(f"  {serving}: {printable(text)}")
 
-    reporting.tell(lambda: drafter_cases.findings(judgement, path, _config(drafter, case)), judgement.exit_code, tell)
+    def found() -> list[Finding]:
+        return findings(judgement, path, _config(drafter, judgement.case))
+
+    reporting.tell(found, judgement.exit_code, tell)
     return judgement.exit_code
 
 
 def _demand_host(inventory: str | None, name: str) -> None:
     """Refuse what --sglang was given, where it is neither a version nor a host: a branch, a commit, a slip."""
-    from opsctl.cli.hosts import the_host
+    from opsctl.verbs.hosts import choose_one
 
     hint = "what a branch or commit does is read where it lies: give the host that serves it, as --host HOST"
     try:
-        host = the_host(inventory, name)
+        host = choose_one(inventory, name)
     except UsageError as error:
         raise UsageError(
             f"--sglang {name}: neither a release, as 0.5.23, nor a host: {error.message}", hint=hint
@@ -117,51 +121,6 @@ def _config(drafter: Place, case: Case) -> str | None:
     return (Path(drafter.path) / "config.json").read_text("utf-8", "replace")
 
 
-def _case(
-    places: Places,
-    drafter: Place,
-    target: str | None,
-    serving_host: str | None,
-    met: Met | None,
-    tp: int | None,
-    context_length: int | None,
-    full: bool,
-    follow_links: bool,
-) -> Case:
-    """What was asked: given options win over what the host says."""
-    from dataclasses import replace
-
-    from opsctl.cli.drafter_places import Place, place
-    from opsctl.drafter.case import Case, Serving
-    from opsctl.drafter.embedding import compared
-    from opsctl.drafter.folder import open_folder, read_config
-
-    known = met.target if met else None
-    at = place(target) if target is not None else None
-    if at is not None:
-        known = read_config(at.path, places.reader(at))
-    elif met and met.target_path and serving_host:
-        at = Place(serving_host, met.target_path)
-    folder = met.drafter if met else None
-    if folder is None or full:
-        there = drafter.host is not None
-        folder = open_folder(drafter.path, places.reader(drafter), full=full, follow_links=follow_links, there=there)
-    serving = met.serving if met else Serving()
-    serving = replace(
-        serving,
-        tp=serving.tp if tp is None else tp,
-        context_length=serving.context_length if context_length is None else context_length,
-    )
-    likeness = compared(folder, places.reader(drafter), at.path, places.reader(at)) if at is not None else None
-    return Case(folder, known, serving, likeness)
-
-
-def _versions(given: str | None, met: Met | None) -> tuple[Version, ...]:
-    from opsctl.drafter.versions import parse_list
-
-    return met.versions if met and given is None else parse_list(given)
-
-
 @app.command()
 def compare(
     a: str = typer.Argument(help="A drafter's folder: PATH, or HOST:PATH."),
@@ -174,24 +133,14 @@ def compare(
     as_json: bool = _JSON,
 ) -> int:
     """Compare two drafters: same mapping, same weights, which traffic they cover."""
-    from opsctl.cli.drafter_places import Places, place
-    from opsctl.drafter.compare import compare_folders, read_table
-    from opsctl.drafter.folder import open_folder
+    from opsctl.drafter.compare import read_table
+    from opsctl.verbs.drafter import compare as verb
 
     counts = read_table(freq) if freq else None
     names = read_table(specials) if specials else None
-    first, second = place(a), place(b)
-    with Places(inventory) as places:
-        read_a, read_b = places.reader(first), places.reader(second)
-        found = compare_folders(
-            open_folder(first.path, read_a, follow_links=follow_links),
-            open_folder(second.path, read_b, follow_links=follow_links),
-            counts=counts,
-            specials=names,
-            top=top,
-            read=read_a,
-            read_b=read_b,
-        )
+    found = verb(
+        a, b, counts=counts, specials=names, top=top, inventory=inventory, follow_links=follow_links, front=TERMINAL
+    )
     if as_json:
         _print_json(found.as_json())
     else:
@@ -217,7 +166,7 @@ def stage(
     ],
 ) -> int:
     """Bring a drafter to a host as a release, moving only what changed. What is in service stays in service."""
-    from opsctl.cli.drafter_places import Place, from_web, place
+    from opsctl.verbs.drafter import Place, from_web, place
 
     web = from_web(path)
     if "fetch_on" in asked.given and not web:
@@ -234,6 +183,28 @@ def stage(
     return play(asked.options(limit=source.host or asked.host, params=params), asked.showing)
 
 
+@deploy.callback()
+def _deploy() -> None:
+    pass
+
+
+@deploy.command("drafter")
+@runs(
+    "deploy-drafter",
+    {"accept_findings": As("--accept", "FINDING"), "min_accept_length": As(min=1.0)},
+)
+def deploy_drafter(asked: Asked) -> int:
+    """Check a draft model, stage it, restart with it, measure it, and take it back if it does not serve well.
+
+    Examples:
+
+      opsctl deploy drafter ./my-drafter --host k25 --check
+
+      opsctl deploy drafter ./my-drafter --host k25 --min-accept-length 2.5
+    """
+    return play(asked.options(), asked.showing)
+
+
 @app.command()
 def convert(
     source: str = typer.Argument(help="The drafter's folder. It is only read."),
@@ -245,9 +216,9 @@ def convert(
     as_json: bool = _JSON,
 ) -> int:
     """Write a drafter of another producer in the layout that SGLang loads, when the facts allow it."""
-    from opsctl.cli.drafter_places import place
     from opsctl.drafter.convert import convert_folder
     from opsctl.drafter.folder import read_config
+    from opsctl.verbs.drafter import place
 
     for folder in filter(None, (source, target)):
         if place(folder).host is not None:

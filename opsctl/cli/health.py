@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,19 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from opsctl.cli.hosts import chosen, tell_errors
 from opsctl.cli.options import HostOption, InventoryOption, JunitOption, OutputOption, SummaryOption
 from opsctl.cli.reporting import Reporting, lost_hosts
+from opsctl.cli.terminal import TERMINAL, tell_errors
 from opsctl.errors import Exit, UsageError
 from opsctl.secret import mask
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.cli.hosts import Done
+    from opsctl.cli.terminal import TERMINAL, tell_errors
     from opsctl.errors import Place
+    from opsctl.gpu.checks.registry import Check
     from opsctl.gpu.explain import Explanation
     from opsctl.gpu.judge import HostReport, Result
     from opsctl.gpu.model import Evidence
+    from opsctl.inventory import InventoryHost
+    from opsctl.verbs.frontend import Done
 
 
 class _Health(TyperGroup):
@@ -47,6 +52,7 @@ def spread(args: Sequence[str], option: str) -> list[str]:
     return found
 
 
+_REMEMBERED = 5  # changes that --watch keeps on a terminal
 _OF_THE_GPUS = ("driver.", "smi.", "gpu.count", "gpu.lost", "gpu.recovery", "pcie.", "ecc.")
 
 app = typer.Typer(
@@ -127,20 +133,45 @@ def _judged(
 
         evidence = hosts(members(capture))
         return evidence, [], [judge(name, one, Settings(), checks) for name, one in evidence]
-    from opsctl.cli import health_hosts
+    from opsctl.verbs import health as verb
+    from opsctl.verbs.hosts import choose
 
-    listed = chosen(inventory, host)
+    listed = choose(inventory, host)
     if every:
-        health_hosts.watch(listed, checks, every)
-    done = health_hosts.evidence_of(listed, load=active)
+        _watch(listed, checks, every)
+    done = verb.look(listed, TERMINAL, load=active)
     seen = [(one.host.name, one.value) for one in done if one.value is not None]
-    return seen, done, health_hosts.reports(done, checks)
+    return seen, done, verb.reports(done, checks)
+
+
+def _watch(hosts: Sequence[InventoryHost], checks: Sequence[Check], every: float) -> None:
+    """Look again and again until interrupted; on a terminal in place, and always saying what has changed."""
+    from opsctl.report.health import changes, show
+    from opsctl.verbs import health as verb
+
+    last: list[HostReport] = []
+    told: list[str] = []
+    while True:
+        done = verb.look(hosts, TERMINAL)
+        found = verb.reports(done, checks)
+        if sys.stdout.isatty():
+            typer.echo("\x1b[2J\x1b[H", nl=False)
+        typer.echo(time.strftime("%H:%M:%S"))
+        show(found)
+        new = [f"{time.strftime('%H:%M:%S')} {line}" for line in changes(last, found)]
+        told = (told + new)[-_REMEMBERED:]
+        for line in told if sys.stdout.isatty() else new:
+            typer.echo(line)
+        tell_errors(done)
+        last = found
+        time.sleep(every)
 
 
 def finish(reporting: Reporting, reports: list[HostReport], done: Sequence[Done[Evidence]], *, verbose: bool) -> None:
     """Tell the reports, and end with the exit code of the worst: a failed check, then a lost host."""
+    from opsctl.gpu.health import findings
     from opsctl.gpu.model import Verdict, of_all
-    from opsctl.report.health import findings, show
+    from opsctl.report.health import show
 
     overall = of_all([r.verdict for r in reports])
     hosts = {one.host.name: one.host for one in done}
@@ -161,7 +192,7 @@ def finish(reporting: Reporting, reports: list[HostReport], done: Sequence[Done[
         typer.echo(json.dumps(document, indent=2))
 
     def blame(name: str, result: Result) -> Place | None:
-        from opsctl.cli.health_hosts import blamed
+        from opsctl.verbs.health import blamed
 
         return blamed(hosts[name], result) if name in hosts else None
 

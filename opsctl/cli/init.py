@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.errors import Conflict, Exit, HostKeyError, UsageError
+from opsctl.cli.terminal import TERMINAL
+from opsctl.errors import Exit, UsageError
 from opsctl.text import one_line, printable
 
 if TYPE_CHECKING:
-    from opsctl.remote.host import RemoteHost
-    from opsctl.remote.spec import ConnectionSpec
     from opsctl.survey.look import Found
     from opsctl.survey.write import Reached, Section
 
 app = typer.Typer()
-
-_INVENTORY = "inventory.yaml"
 
 
 @app.command()
@@ -57,24 +52,22 @@ def init(
       opsctl init --local --yes
     """
     from opsctl.survey import write
-    from opsctl.survey.look import look
+    from opsctl.verbs import init as verb
 
-    if Path(_INVENTORY).exists():
+    if Path(verb.INVENTORY).exists():
         raise UsageError(
-            f"{_INVENTORY} is here already: nothing was written",
+            f"{verb.INVENTORY} is here already: nothing was written",
             hint="run this in another folder, or add the host to it by hand: opsctl doc host",
         )
-    spec = _spec(host, user, key, port, local, host_key)
-    with _connected(spec) as remote:
-        typer.echo(f"looking at {printable(spec.name)} ...", err=True)
-        found = look(lambda calls: remote.outcomes(calls, timeout=120.0), server_port)
-    reached = _reached(spec, found, name)
+    spec = verb.spec(_named(host, user, key, port, local), user=user, key=key, port=port, host_key=host_key)
+    found = verb.look(spec, server_port, _trusts if sys.stdin.isatty() else None, TERMINAL)
+    reached = verb.reached(spec, found, name)
     section = write.section(found)
     for line in _told(reached, found, section):
         typer.echo(printable(line))
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"Write {_INVENTORY} and playbooks/ here?", default=True, abort=True)
-    for path in _write(reached, found, section):
+        typer.confirm(f"Write {verb.INVENTORY} and playbooks/ here?", default=True, abort=True)
+    for path in verb.write(reached, found, section, TERMINAL):
         typer.echo(f"wrote {path}")
     typer.echo("\nNext:")
     for command, what in _next(reached, found, section):
@@ -82,72 +75,23 @@ def init(
     return Exit.DONE
 
 
-def _spec(
-    host: str | None, user: str | None, key: Path | None, port: int | None, local: bool, host_key: str | None
-) -> ConnectionSpec:
-    from opsctl.remote.spec import ConnectionSpec
-
+def _named(host: str | None, user: str | None, key: Path | None, port: int | None, local: bool) -> str | None:
+    """The host that is meant, None for this machine. Raises UsageError."""
     if not local and host is None:
         if not sys.stdin.isatty():
             raise UsageError("which host?", hint="say --host [USER@]ADDRESS, or --local for this machine")
         host = typer.prompt("Host: [user@]address, or nothing for this machine", default="", show_default=False)
-    if local or not host:
-        if host or user or key or port:
-            raise UsageError("--local is this machine: --host, --user, --key and --port mean nothing there")
-        return ConnectionSpec("this machine", "local")
-    named, _, address = host.rpartition("@")
-    if not re.fullmatch(r"[A-Za-z0-9_.:\-]+", address):
-        raise UsageError(f"{host!r} is no host name or address", hint="as for ssh: [USER@]ADDRESS; the port by --port")
-    if key is not None and not key.expanduser().is_file():
-        raise UsageError(f"there is no key file {key}")
-    keys = (str(key.expanduser().resolve()),) if key else ()
-    return ConnectionSpec(address, address=address, port=port, user=user or named or None, keys=keys, host_key=host_key)
+    if not local and host:
+        return host
+    if host or user or key or port:
+        raise UsageError("--local is this machine: --host, --user, --key and --port mean nothing there")
+    return None
 
 
-def _connected(spec: ConnectionSpec) -> RemoteHost:
-    """A connection; a key that is not known yet is shown, and trusted if a person says so. Raises HostKeyError."""
-    from opsctl.remote.host import connect
-
-    try:
-        return connect(spec)
-    except HostKeyError:
-        from opsctl.remote.hostkeys import Verdict
-        from opsctl.remote.trust import fetch
-
-        shown = fetch(spec)
-        if shown.verdict is not Verdict.UNKNOWN or spec.host_key:
-            raise
-        fingerprint = shown.key.fingerprint
-        if not sys.stdin.isatty():
-            raise HostKeyError(
-                f"its key is not known yet: {shown.key.type} {fingerprint}",
-                where=spec.name,
-                hint=f"compare it with the host's own; then add --host-key {fingerprint}",
-            ) from None
-        typer.echo(printable(f"The key of {spec.name} is not known yet: {shown.key.type} {fingerprint}"))
-        typer.echo("On the host's console, ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub shows its own.")
-        typer.confirm("Trust it?", abort=True)
-        shown.trust()
-        return connect(spec)
-
-
-def _reached(spec: ConnectionSpec, found: Found, name: str | None) -> Reached:
-    from opsctl.inventory.model import NAME
-    from opsctl.survey.write import Reached
-
-    address = spec.address or ""
-    told = found.name.partition(".")[0]
-    is_number = bool(re.fullmatch(r"[0-9.]+|.*:.*", address))
-    chosen = name or (told if is_number or not address else address.partition(".")[0])
-    if not NAME.match(chosen) or chosen in ("all", "localhost"):
-        if name:
-            raise UsageError(f"{name!r} cannot name a host", hint="letters, digits, - _ and . only, and not `all`")
-        chosen = "host"
-    if spec.connection == "local":
-        return Reached(chosen, {"connection": "local"})
-    said = {"address": address, "port": spec.port, "user": spec.user, "key": spec.keys[0] if spec.keys else None,
-            "host_key": spec.host_key}  # fmt: skip
-    return Reached(chosen, {k: v for k, v in said.items() if v is not None})
+def _trusts(name: str, kind: str, fingerprint: str) -> bool:
+    typer.echo(printable(f"The key of {name} is not known yet: {kind} {fingerprint}"))
+    typer.echo("On the host's console, ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub shows its own.")
+    return typer.confirm("Trust it?", abort=True)
 
 
 def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
@@ -183,38 +127,6 @@ def _told(reached: Reached, found: Found, section: Section) -> Iterator[str]:
         yield "  note       opsctl did not start this server: it is left alone without `--adopt`"
     for note in found.notes:
         yield f"  note       {one_line(note)}"
-
-
-def _write(reached: Reached, found: Found, section: Section) -> Iterator[str]:
-    """Write the files, none over another; the ones written. Raises Conflict, UsageError."""
-    from opsctl.engine import schema
-    from opsctl.localfiles import shipped
-    from opsctl.survey import write
-
-    playbooks = shipped("playbooks")
-    files = {
-        _INVENTORY: write.inventory(reached, found, section),
-        f"{write.SCHEMAS}/inventory.schema.json": json.dumps(schema.inventory(), indent=1) + "\n",
-        f"{write.SCHEMAS}/playbook.schema.json": json.dumps(schema.playbook(), indent=1) + "\n",
-        f"{write.SCHEMAS}/patch.schema.json": json.dumps(schema.patch(), indent=1) + "\n",
-    }
-    for name in write.PLAYBOOKS:
-        text = (playbooks / f"{name}.yaml").read_text(encoding="utf-8")
-        files[f"playbooks/{name}.yaml"] = write.playbook(text, reached.name, found)
-    for path, text in files.items():
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "x", encoding="utf-8") as stream:
-                stream.write(text)
-        except FileExistsError:
-            if path == _INVENTORY:
-                raise Conflict(f"{path} has appeared meanwhile: nothing was written") from None
-            typer.echo(f"kept {path}, which was here already", err=True)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from None
-        else:
-            if not path.startswith(write.SCHEMAS):
-                yield path
 
 
 def _next(reached: Reached, found: Found, section: Section) -> Iterator[tuple[str, str]]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opsctl.cli.hosts import chosen, on_each, tell_errors
 from opsctl.cli.options import HostOption, InventoryOption
-from opsctl.errors import Exit, HostKeyError, RemoteError, UsageError
+from opsctl.cli.terminal import TERMINAL, tell_errors
+from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from opsctl.inventory import Inventory, InventoryHost
-    from opsctl.remote.host import RemoteHost
-    from opsctl.remote.trust import Found
 
 app = typer.Typer(help="List, check and trust hosts.", no_args_is_help=True)
 
@@ -68,17 +65,19 @@ def check(
 
     Example: opsctl inventory check blackwell
     """
-    hosts = chosen(inventory, pattern or host)
-    done = on_each(hosts, _look)
+    from opsctl.verbs import inventory as verb
+    from opsctl.verbs.hosts import choose
+
+    done = verb.check(choose(inventory, pattern or host), TERMINAL)
     if as_json:
-        rows = [d.value or {"host": d.host.name, "error": str(d.error)} for d in done]
+        rows = [asdict(d.value) if d.value else {"host": d.host.name, "error": str(d.error)} for d in done]
         typer.echo(json.dumps({"hosts": rows}, indent=2))
         return next((int(d.error.exit_code) for d in done if d.error), Exit.DONE)
     for one in done:
         if one.value:
             seen = one.value
-            typer.echo(printable(f"{seen['host']}: ok, {seen['user']}@{seen['node']}, Python {seen['python']}"))
-            for warning in seen["warnings"]:
+            typer.echo(printable(f"{seen.host}: ok, {seen.user}@{seen.node}, Python {seen.python}"))
+            for warning in seen.warnings:
                 typer.echo(printable(f"    not honoured: {warning}"))
     return tell_errors(done)
 
@@ -97,75 +96,24 @@ def trust(
 
     Compare each fingerprint with the host's own: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub, on its console.
     """
-    from opsctl.remote.hostkeys import Verdict
-    from opsctl.remote.trust import fetch
+    from opsctl.verbs import inventory as verb
+    from opsctl.verbs.hosts import choose
 
-    hosts = [h for h in chosen(inventory, pattern) if h.settings.connection != "local"]
-    found = [(host.name, fetch(host.connection())) for host in hosts]
-    for name, shown in found:
+    keys = verb.keys(choose(inventory, pattern))
+    for name, shown in keys.found:
         typer.echo(printable(f"{name}: {shown.key.type} {shown.key.fingerprint} ({shown.verdict.value})"))
-    _demand_replaceable(found, replace or [])
-    new = [(name, shown) for name, shown in found if shown.verdict is Verdict.UNKNOWN]
-    changed = [(name, shown) for name, shown in found if shown.verdict is Verdict.CHANGED]
-    if not new and not changed:
+    keys.demand_replaceable(replace or [])
+    if not keys.new and not keys.changed:
         typer.echo("nothing to add")
         return Exit.DONE
-    if new and not yes:
+    if keys.new and not yes:
         if not sys.stdin.isatty():
             raise UsageError("there is nobody to ask whether to trust these keys", hint="look at them, then add --yes")
-        typer.confirm(f"Trust {'this key' if len(new) == 1 else f'these {len(new)} keys'}?", abort=True)
-    for name, shown in new:
-        typer.echo(printable(f"{name}: added to {shown.trust()}"))
-    for name, shown in changed:
-        for file in shown.replace():
-            typer.echo(printable(f"{name}: its other keys are out of {file}; {file}.old is as it was"))
-        typer.echo(printable(f"{name}: {shown.key.fingerprint} is in {shown.files[0]}"))
-        for file in shown.contradicting():
-            typer.echo(printable(f"{name}: {file} still says otherwise, and counts too: change it as root"), err=True)
+        count = len(keys.new)
+        typer.confirm(f"Trust {'this key' if count == 1 else f'these {count} keys'}?", abort=True)
+    for line in keys.trust(TERMINAL):
+        typer.echo(printable(line))
     return Exit.DONE
-
-
-def _demand_replaceable(found: Sequence[tuple[str, Found]], fingerprints: Sequence[str]) -> None:
-    """Raise, before anything is written, for a key that is revoked, differs from a pin, or changed and not named."""
-    from opsctl.remote.hostkeys import Verdict
-
-    for name, shown in found:
-        if shown.verdict is Verdict.REVOKED:
-            raise HostKeyError(
-                f"{shown.key.fingerprint} is marked @revoked in a known hosts file", where=name, hint="do not trust it"
-            )
-        if shown.verdict is not Verdict.CHANGED:
-            continue
-        if shown.pin:
-            raise HostKeyError(
-                f"it is pinned in the inventory to {shown.pin}, and shows {shown.key.fingerprint}; nothing was written",
-                where=name,
-                hint="if its own `ssh-keygen -lf` says the same, edit `host_key` of the host in the inventory",
-            )
-        if shown.key.fingerprint not in fingerprints:
-            raise HostKeyError(
-                f"its key HAS CHANGED to {shown.key.fingerprint}; nothing was written",
-                where=name,
-                hint="somebody may be in between. If its own `ssh-keygen -lf` says the same: --replace FINGERPRINT",
-            )
-    shows = {shown.key.fingerprint for _, shown in found}
-    for fingerprint in fingerprints:
-        if fingerprint not in shows:
-            raise UsageError(f"--replace {fingerprint}: no host shows this key; nothing was written")
-
-
-def _look(remote: RemoteHost, host: InventoryHost) -> dict[str, Any]:
-    from opsctl.wire.calls import core
-    from opsctl.wire.calls.core import Facts
-
-    told: Facts = remote.call(core.facts_gather(["host", "user", "python"]), timeout=60).result
-    user, node, python = told.get("user"), told.get("host"), told.get("python")
-    if user is None or node is None or python is None:
-        raise RemoteError(f"it does not say what it is: {told['missing']}", where=host.name)
-    return {
-        "host": host.name, "user": user["name"], "node": node["name"],
-        "python": python["version"], "host_key": remote.fingerprint, "warnings": list(remote.warnings),
-    }  # fmt: skip
 
 
 def _as_data(host: InventoryHost) -> dict[str, Any]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opsctl.cli.options import HostOption, InventoryOption, duration
-from opsctl.errors import Exit, Unreadable, UsageError
+from opsctl.cli.terminal import TERMINAL, clear_progress, stoppable, tell_errors, write_file
+from opsctl.errors import Exit, UsageError
+from opsctl.secret import mask
+from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.sglang.logs.timeline import Summary
-    from opsctl.wire.calls.logs import Scan
 
 app = typer.Typer(no_args_is_help=True, help="Collect, follow, summarise and redact logs.")
 
@@ -43,10 +48,10 @@ def collect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> int:
     """Everything a colleague needs to help, in one file per host; secrets and prompts are masked on the host."""
-    from opsctl.cli.logs_collect import run_collect
-    from opsctl.inventory import load
-    from opsctl.sglang.logs.log_collect import Wish
+    from opsctl.sglang.logs.log_collect import Wish, told
     from opsctl.sglang.logs.log_parts import check_names
+    from opsctl.verbs import logs as verb
+    from opsctl.verbs.hosts import choose
 
     if since and run:
         raise UsageError("--since and --run both say how far back", hint="give one of them")
@@ -61,7 +66,38 @@ def collect(
         keep_prompts,
     )
     check_names([*wish.include, *wish.exclude])
-    return run_collect(load(inventory).select(host or "all"), wish, output, as_json=as_json)
+    hosts = choose(inventory, host or "all")
+    place = _Place(output, several=len(hosts) > 1)
+    with stoppable() as stop:
+        done = verb.collect(hosts, wish, place.file, replace(TERMINAL, cancelled=stop.is_set))
+    clear_progress()
+    if as_json:
+        bundles = {one.host.name: one.value.to_json() for one in done if one.value}
+        errors = {one.host.name: mask(str(one.error)) for one in done if one.error}
+        typer.echo(json.dumps({"bundles": bundles, "errors": errors}, indent=2, default=str))
+    for one in () if as_json else done:
+        for line in told(one.host.name, one.value) if one.value else ():
+            typer.echo(printable(mask(line)))
+    return tell_errors(done)
+
+
+class _Place:
+    """Where bundles go: FILE for one host, a folder for several, here when nothing is said. Raises UsageError."""
+
+    def __init__(self, output: Path | None, *, several: bool) -> None:
+        self._folder, self._file = Path(), None
+        if output is not None and (several or output.is_dir() or str(output).endswith("/")):
+            if output.exists() and not output.is_dir():
+                raise UsageError(f"{output} is a file, and there is a bundle for each host", hint="name a folder")
+            output.mkdir(parents=True, exist_ok=True)
+            self._folder = output
+        elif output is not None:
+            if not output.parent.is_dir():
+                raise UsageError(f"there is no folder {output.parent}")
+            self._file = output
+
+    def file(self, name: str) -> Path:
+        return self._file or self._folder / f"{name}.tar.zst"
 
 
 @app.command()
@@ -77,22 +113,22 @@ def summary(
 ) -> int:
     """What happened, when: starts, phases, throughput, acceptance, and the first error with its cause."""
     from opsctl.sglang.logs import timeline
+    from opsctl.verbs import logs as verb
 
     if files:
         if host or inventory:
             raise UsageError("a summary is of files or of hosts", hint="leave out the files, or --host and --inventory")
         name = str(files[-1])
-        found, code = {name: timeline.build(scan_here(files))}, Exit.DONE
+        found, code = {name: verb.summary_here(files)}, Exit.DONE
     else:
-        from opsctl.cli.hosts import chosen, tell_errors
-        from opsctl.cli.logs_summary import of_hosts
+        from opsctl.verbs.hosts import choose
 
-        done = of_hosts(chosen(inventory, host))
+        done = verb.summary(choose(inventory, host), TERMINAL)
         found, code = {one.host.name: one.value for one in done if one.value is not None}, tell_errors(done)
     if report:
-        from opsctl.report.log_page import log_page
+        from opsctl.report.pages import log_page
 
-        _write(report, log_page(found))
+        write_file(report, log_page(found))
     if as_json:
         documents = {name: timeline.document(one) for name, one in found.items()}
         typer.echo(json.dumps(documents if not files else documents[name], ensure_ascii=False, default=str))
@@ -111,11 +147,37 @@ def tail(
     keep_prompts: Annotated[bool, typer.Option("--keep-prompts", help=_PROMPTS)] = False,
 ) -> int:
     """Follow the server logs of several hosts as one stream, over rotation, restarts and lost connections."""
-    from opsctl.cli.logs_tail import Filter, follow
-    from opsctl.inventory import load
+    from opsctl.verbs.hosts import choose
+    from opsctl.verbs.logs import Filter, follow
 
     wanted = Filter.of(grep, level, lines, keep_prompts)
-    return follow(load(inventory).select(host or "all"), wanted)
+    hosts = choose(inventory, host or "all")
+    return follow(hosts, wanted, _Screen([one.name for one in hosts]).lines, TERMINAL)
+
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
+
+
+@dataclass(slots=True)
+class _Screen:
+    """Where all hosts write: whole lines, each with its host before it where there are several."""
+
+    hosts: Sequence[str]
+    colour: bool = field(default_factory=lambda: sys.stdout.isatty())
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lines(self, host: str, lines: Sequence[str]) -> None:
+        label = self._label(host)
+        with self._lock:
+            for line in lines:
+                sys.stdout.write(f"{label}{printable(mask(line))}\n")
+            sys.stdout.flush()
+
+    def _label(self, host: str) -> str:
+        if len(self.hosts) < 2:
+            return ""
+        label = f"{host:<{max(map(len, self.hosts))}} │ "
+        return typer.style(label, fg=_COLOURS[self.hosts.index(host) % len(_COLOURS)]) if self.colour else label
 
 
 @app.command()
@@ -131,49 +193,11 @@ def redact(
     redact_stream(sys.stdin.buffer, sys.stdout.buffer, Redactor(more=more, keep_prompts=keep_prompts))
 
 
-def scan_here(files: list[Path]) -> Scan:
-    """Scan files of this machine. Raises UsageError, Unreadable."""
-    from opsctl.sglang.logs.timeline import scan_files
-    from opsctl.wire.protocol import AgentError
-
-    for file in files:
-        if file.is_dir():
-            raise UsageError(f"{file} is a folder", hint="name the log file in it")
-    try:
-        found = scan_files(files)
-    except FileNotFoundError as error:
-        raise UsageError(f"no such log: {error.filename}") from None
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
-    except AgentError as error:
-        raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
-    if not (found["marks"] or found["first_at"] or found["samples"] or found["ranks"]):
-        raise _no_log(files[-1], found["lines"])
-    return found
-
-
-def _no_log(file: Path, lines: int) -> Unreadable:
-    with file.open("rb") as stream:
-        utf16 = stream.read(2) in (b"\xff\xfe", b"\xfe\xff")
-    if utf16:
-        return Unreadable(f"{file} is UTF-16 text", hint=f"make it UTF-8 first: iconv -f UTF-16 -t UTF-8 {file}")
-    what = f"nothing in its {lines} lines is a server's" if lines else "it is empty"
-    return Unreadable(f"{file} is no log of an SGLang server: {what}", hint="`opsctl logs collect` finds the right one")
-
-
 def _show(found: dict[str, Summary]) -> None:
     from opsctl.sglang.logs import log_lines
-    from opsctl.text import printable
 
     for name, one in found.items():
         if len(found) > 1:
             typer.secho(name, bold=True)
         for line in log_lines.lines(one):
             typer.echo(printable(line))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from opsctl import __version__
-from opsctl.cli import examples
+from opsctl.cli.terminal import say, tell
 from opsctl.errors import Exit, OpsctlError
 from opsctl.text import printable
 from opsctl.wire import masking
@@ -22,7 +22,7 @@ from opsctl.wire import masking
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A top-level command: the module of `opsctl.cli` that defines it as `app`, and its line in `opsctl --help`."""
+    """A top-level command: the module of `opsctl.cli` that defines it as `app`, or MODULE:APP, and its line of help."""
 
     module: str
     help: str
@@ -39,26 +39,124 @@ _DO, _SEE, _WRITE = "Do", "See", "Write and check"
 
 COMMANDS: dict[str, Entry] = {
     "run": Entry("run", "Run a playbook.", _DO),
-    "deploy": Entry("deploy", "Put a draft model into service, measured and undoable.", _DO),
+    "deploy": Entry("drafter:deploy", "Put a draft model into service, measured and undoable.", _DO),
     "patch": Entry("patch", "Bring a host's SGLang source to the state EAGLE-3 needs, or back.", _DO),
     "drafter": Entry("drafter", "Check, compare, convert and stage EAGLE-3 draft models.", _DO),
     "server": Entry("server", "Status, start, stop, restart, wait.", _DO),
-    "rollback": Entry("rollback", "Undo a run.", _DO),
+    "rollback": Entry("past:rollback_app", "Undo a run.", _DO),
     "clean": Entry("clean", "List and remove leftovers of our own servers.", _DO),
     "probe": Entry("probe", "Measure acceptance length, throughput and latency.", _SEE),
     "diagnose": Entry("diagnose", "Say why the acceptance is what it is.", _SEE),
     "health": Entry("health", "Is this GPU host fit to serve?", _SEE),
     "logs": Entry("logs", "Collect, follow, summarise and redact logs.", _SEE),
     "source": Entry("source", "Read the SGLang source on a host.", _SEE),
-    "history": Entry("history", "Past runs on a host.", _SEE),
-    "show": Entry("show", "One past run.", _SEE),
-    "report": Entry("report", "One past run as a page.", _SEE),
+    "history": Entry("past:history_app", "Past runs on a host.", _SEE),
+    "show": Entry("past:show_app", "One past run.", _SEE),
+    "report": Entry("past:report_app", "One past run as a page.", _SEE),
     "practice": Entry("practice", "A practice host on this machine, to try everything on.", _WRITE),
     "init": Entry("init", "Look at a host and write an inventory and playbooks for it.", _WRITE),
     "inventory": Entry("inventory", "List, check and trust hosts.", _WRITE),
     "lint": Entry("lint", "Check playbooks without touching a host.", _WRITE),
     "doc": Entry("doc", "Modules, and the keys of playbooks and inventories.", _WRITE),
-    "schema": Entry("schema", "JSON Schema of playbooks and inventories, for editors.", _WRITE),
+    "schema": Entry("doc:schema_app", "JSON Schema of playbooks and inventories, for editors.", _WRITE),
+}
+
+
+# For `--help` of commands that show none of their own. Each is parsed by the tests.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "deploy": (
+        "opsctl deploy drafter ./my-drafter --check",
+        "opsctl deploy drafter ./my-drafter --host k25",
+    ),
+    "patch": (
+        "opsctl patch sglang --check --diff",
+        "opsctl patch sglang",
+        "opsctl patch check --tree ~/sglang",
+        "opsctl patch list",
+    ),
+    "drafter": (
+        "opsctl drafter check ./my-drafter --host k25",
+        "opsctl drafter stage ./my-drafter --host k25 --name draft",
+        "opsctl drafter compare ./old-drafter ./new-drafter",
+    ),
+    "server": (
+        "opsctl server status",
+        "opsctl server restart --host k25",
+        "opsctl server wait --host k25",
+    ),
+    "logs": (
+        "opsctl logs tail --host k25",
+        "opsctl logs summary --host k25",
+        "opsctl logs collect --host k25 --since 2h",
+        "opsctl logs redact < server.log > to-share.log",
+    ),
+    "inventory": (
+        "opsctl inventory check",
+        "opsctl inventory list --vars",
+        "opsctl inventory trust k25",
+    ),
+    "source": (
+        "opsctl source facts --tree ~/sglang",
+        "opsctl source grep 'def load_weights' --tree ~/sglang --glob '*eagle*.py'",
+    ),
+    "practice": (
+        "opsctl practice demo",
+        "opsctl practice host ./practice",
+    ),
+    "patch check": (
+        "opsctl patch check --tree ~/sglang",
+        "opsctl patch check --tree ~/sglang --own patches --diff",
+        "opsctl patch check --tree ~/sglang --own patches --output gitlab",
+    ),
+    "patch list": ("opsctl patch list",),
+    "patch show": ("opsctl patch show eagle3-loader-strict",),
+    "drafter check": (
+        "opsctl drafter check ./my-drafter --target /data/models/Kimi-K2.5 --sglang 0.5.9",
+        "opsctl drafter check ./my-drafter --host k25",
+        "opsctl drafter check k25:/models/releases/draft/current --json",
+        "opsctl drafter check ./my-drafter --output github --summary summary.md",
+    ),
+    "drafter stage": (
+        "opsctl drafter stage ./my-drafter --host k25 --name draft",
+        "opsctl drafter stage k25:/models/downloads/draft --name draft --force context-length",
+        "opsctl drafter stage acme/k25-eagle3@v2 --host k25 --fetch-on host",
+    ),
+    "drafter compare": ("opsctl drafter compare ./old-drafter ./new-drafter",),
+    "drafter convert": ("opsctl drafter convert ./speculators-drafter ./my-drafter",),
+    "server status": ("opsctl server status", "opsctl server status --host k25 --json"),
+    "server start": ("opsctl server start --host k25",),
+    "server stop": ("opsctl server stop --host k25",),
+    "server restart": ("opsctl server restart --host k25",),
+    "server wait": ("opsctl server wait --host k25",),
+    "clean": ("opsctl clean --host k25",),
+    "probe": (
+        "opsctl probe --host k25",
+        "opsctl probe --host k25 --concurrency 1,4,16 --gate 'accept_length>=2.5'",
+        "opsctl probe --url http://127.0.0.1:30000 --json > before.json",
+        "opsctl probe --host k25 --gate 'accept_length>=2.5' --junit probe.xml",
+    ),
+    "probe compare": ("opsctl probe compare before.json after.json",),
+    "diagnose": ("opsctl diagnose --host k25", "opsctl diagnose --here --port 30000"),
+    "health": (
+        "opsctl health",
+        "opsctl health --host blackwell --only klog,pcie --verbose",
+        "opsctl health --capture nvidia-smi-q-x.xml dmesg.txt",
+        "opsctl health --output github --junit health.xml --summary summary.md",
+    ),
+    "health explain": ("opsctl health explain p2p.config", "opsctl health explain 79"),
+    "logs collect": ("opsctl logs collect --host k25 --since 2h",),
+    "logs summary": ("opsctl logs summary server.log",),
+    "logs tail": ("opsctl logs tail --host blackwell --level error",),
+    "logs redact": ("opsctl logs redact < server.log > to-share.log",),
+    "source facts": ("opsctl source facts --tree ~/sglang",),
+    "source grep": ("opsctl source grep 'def load_weights' --tree ~/sglang --glob '*eagle*.py'",),
+    "source show": ("opsctl source show LlamaForCausalLMEagle3.load_weights --tree ~/sglang",),
+    "practice demo": ("opsctl practice demo",),
+    "practice host": ("opsctl practice host ./practice",),
+    "inventory trust": (
+        "opsctl inventory trust k25",
+        "opsctl inventory trust k25 --replace SHA256:uNiVztksCsDhcc0u9e8BgrJXVGDzzCCwfwZp1uXVBzo",
+    ),
 }
 
 
@@ -98,7 +196,7 @@ def run(args: list[str]) -> int:
         tell(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
+        say("interrupted")
         return Exit.INTERRUPTED
     except SystemExit:
         # What typer makes of a broken pipe, and of nothing else here: the reader of our output has gone
@@ -109,15 +207,15 @@ def run(args: list[str]) -> int:
             return _refused(f"cannot write: {error.strerror}", Exit.FAILED)
         if isinstance(error, FileNotFoundError) and _homeless():
             return _refused("the folder this was started in does not exist any more", Exit.USAGE)
-        _say(printable(masking.text(traceback.format_exc())))
-        _say("this is a bug in opsctl: please report it with the lines above")
+        say(printable(masking.text(traceback.format_exc())))
+        say("this is a bug in opsctl: please report it with the lines above")
         return Exit.BUG
 
 
 def _refused(message: str, code: Exit) -> Exit:
     """Say why it ended. Nothing of our output that is still to be written may fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    _say(f"error: {message}")
+    say(f"error: {message}")
     return code
 
 
@@ -129,30 +227,28 @@ def _homeless() -> bool:
     return False
 
 
-def tell(error: OpsctlError) -> None:
-    """Print an error and its next step on stderr, safe for a terminal, without what looks like a secret.
-
-    Errors quote what they are about: a URL with a password in it, the environment of a command.
-    """
-    _say(f"error: {printable(masking.text(str(error)))}")
-    if error.hint:
-        _say(f"  → {printable(masking.text(error.hint))}")
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
 def load(name: str, entry: Entry) -> TyperCommand | TyperGroup:
     """The command with everything below it."""
-    command = typer.main.get_command(importlib.import_module(f"opsctl.cli.{entry.module}").app)
+    module, _, app = entry.module.partition(":")
+    command = typer.main.get_command(getattr(importlib.import_module(f"opsctl.cli.{module}"), app or "app"))
     assert isinstance(command, TyperCommand | TyperGroup)
     command.name, command.rich_help_panel = name, entry.panel
     command.help = command.help or entry.help
-    examples.add(name, command)
+    add_examples(name, command)
     # Completion is installed once, for the whole of opsctl.
     command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
     return command
+
+
+def add_examples(words: str, command: TyperCommand | TyperGroup) -> None:
+    """Show the examples at the end of the help of a command and of those below it."""
+    for name, below in (getattr(command, "commands", None) or {}).items():
+        add_examples(f"{words} {name}", below)
+    given = EXAMPLES.get(words)
+    text = command.help or ""
+    if given and "\n  opsctl " not in f"\n{text}" and "Example" not in text:
+        heading = "Example:" if len(given) == 1 else "Examples:"
+        command.help = "\n\n".join([text.rstrip(), heading, *(f"  {line}" for line in given)])
 
 
 def _stub(name: str, entry: Entry) -> TyperCommand:

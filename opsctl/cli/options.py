@@ -91,14 +91,13 @@ class Asked:
             params: what the command says of params that nobody gave.
             more: fields of `Options` that it knows besides.
         """
-        from opsctl.engine.options import Given, Options
+        from opsctl.verbs.runs import playbook
 
         asked = {
-            "playbook": self.playbook, "inventory": self.inventory, "limit": self.host,
-            "given": {name: Given(value) for name, value in {**params, **self.given}.items()},
-            "check": self.check, "exit_code": self.exit_code, "yes": self.yes, "lock_wait": self.lock_wait,
+            "inventory": self.inventory, "limit": self.host, "check": self.check, "exit_code": self.exit_code,
+            "yes": self.yes, "lock_wait": self.lock_wait,
         }  # fmt: skip
-        return Options(**(asked | more))
+        return playbook(self.playbook, {**params, **self.given}, **(asked | more))
 
 
 @dataclass(frozen=True, slots=True)

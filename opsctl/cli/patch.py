@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opsctl.cli.hosts import chosen, on_each, tell_errors
 from opsctl.cli.options import As, Asked, JunitOption, OutputOption, SummaryOption, runs
 from opsctl.cli.playing import play
 from opsctl.cli.reporting import Reporting, lost_hosts
+from opsctl.cli.terminal import TERMINAL, tell_errors
 from opsctl.errors import Exit, UsageError
 from opsctl.text import printable
+from opsctl.verbs import patch as verb
+from opsctl.verbs.hosts import choose
 
 if TYPE_CHECKING:
-    from opsctl.cli.hosts import Done
-    from opsctl.cli.patch_hosts import Status, Wanted
     from opsctl.findings import Finding
     from opsctl.inventory import InventoryHost
-    from opsctl.remote.host import RemoteHost
     from opsctl.sglang.patches.patchset import Report
+    from opsctl.verbs.frontend import Done
+    from opsctl.verbs.patch import Status
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -51,7 +51,6 @@ def check(
     Exit code 0: nothing is needed, 3: a patch is needed, 8: a patch is in conflict with the tree.
     """
     from opsctl import patchfiles
-    from opsctl.report import patch_cases
     from opsctl.sglang.patches import patching, patchset
     from opsctl.sglang.source.tree import here, load
 
@@ -75,7 +74,7 @@ def check(
             typer.echo()
             typer.echo(printable(plan.diff()), nl=False)
 
-    reporting.tell(lambda: patch_cases.findings(str(tree), report, str(tree)), report.exit_code, tell)
+    reporting.tell(lambda: report.findings(str(tree), here=str(tree)), report.exit_code, tell)
     return report.exit_code
 
 
@@ -110,16 +109,14 @@ def sglang(
     if status:
         reporting = Reporting("patch sglang --status", showing.output, showing.junit, showing.summary, as_json)
         with reporting.errors():
-            done = _statuses(asked.inventory, asked.host, names, tree, target, own)
+            hosts = choose(asked.inventory, asked.host)
+            done = verb.status(hosts, names, tree=tree, target=target, own=own, front=TERMINAL)
         return _tell_status(done, reporting, diff=bool(showing.diff))
-    from opsctl.cli.patch_hosts import own_patches, undo_runs
-
     if not revert:  # what was applied under a name, the host knows
-        own_patches(own, names)
+        verb.own_patches(own, names)
     options = asked.options({"state": "reverted"} if revert else {})
     if revert and not names:
-        hosts = chosen(asked.inventory, asked.host)
-        undone = undo_runs(hosts, tree, check=asked.check, err=showing.output != "human")
+        undone = _undo(choose(asked.inventory, asked.host), tree, check=asked.check, err=showing.output != "human")
         if undone is not Exit.DONE:
             return undone
     return play(options, showing)
@@ -142,40 +139,22 @@ def _demand_one_thing(*, status: bool, revert: bool, as_json: bool, commit: str 
         raise UsageError("--json goes with --status", hint="-o jsonl tells a run as JSON lines")
 
 
-def _wanted(names: Sequence[str], tree: str | None, target: str | None, own: Path | None) -> Wanted:
-    import opsctl.report.patch_cases  # noqa: F401  what tells the answer is loaded while it is on its way
-    from opsctl.cli.patch_hosts import Wanted, own_patches
+def _undo(hosts: Sequence[InventoryHost], tree: str | None, *, check: bool, err: bool) -> Exit:
+    """Roll back what `patch sglang` did on hosts; in check mode only say so."""
+    from opsctl.cli.past import tell_report
 
-    return Wanted(tuple(names), tree, target, *own_patches(own, names))
-
-
-def _statuses(
-    inventory: str | None,
-    host: str | None,
-    names: Sequence[str],
-    tree: str | None,
-    target: str | None,
-    own: Path | None,
-) -> list[Done[Status]]:
-    hosts = chosen(inventory, host)
-    # What judges the source is loaded while the first packets travel.
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_wanted, names, tree, target, own)
-        if names or own:
-            loading.result()  # a mistake is told before any host is touched
-
-        def look(remote: RemoteHost, one: InventoryHost) -> Status:
-            from opsctl.cli.patch_hosts import status
-
-            return status(remote, one, loading.result())
-
-        return on_each(hosts, look)
+    done = verb.undo(hosts, tree, TERMINAL, check=check)
+    codes = [tell_errors(done)]
+    for one in done:
+        for run, report in one.value or ():
+            if report is None:
+                typer.echo(printable(f"{one.host.name}: would undo run {run.run}"), err=err)
+            else:
+                codes.append(tell_report(one.host.name, report, err=err))
+    return next((code for code in codes if code is not Exit.DONE), Exit.DONE)
 
 
 def _tell_status(done: Sequence[Done[Status]], reporting: Reporting, *, diff: bool) -> Exit:
-    from opsctl.cli.patch_hosts import lines
-    from opsctl.report import patch_cases
-
     found = [d.value for d in done if d.value is not None]
     failed = tell_errors(done)
     code = failed or max((one.report.exit_code for one in found), default=Exit.DONE)
@@ -187,17 +166,29 @@ def _tell_status(done: Sequence[Done[Status]], reporting: Reporting, *, diff: bo
         for one in () if reporting.as_json else found:
             typer.secho(printable(one.host), bold=True)
             _tell(one.report)
-            for line in lines(one):
+            for line in _served(one):
                 typer.echo(printable(line))
             if diff and one.diff:
                 typer.echo(printable(one.diff), nl=False)
 
     def findings() -> list[Finding]:
-        judged = [f for one in found for f in patch_cases.findings(one.host, one.report)]
+        judged = [f for one in found for f in one.report.findings(one.host)]
         return lost_hosts(done) + judged
 
     reporting.tell(findings, code, tell)
     return code
+
+
+def _served(status: Status) -> Iterator[str]:
+    """What runs, and whether it is this tree."""
+    looked = status.looked
+    if looked.elsewhere:
+        yield f"served is another tree: the server imports {looked.imported}"
+        yield f"  → opsctl patch sglang --tree {looked.imported}"
+    for running in looked.running:
+        if running.package == looked.package:
+            code = f"OLD CODE: {running.newest_file} was changed after its start" if running.old_code else "this code"
+            yield f"server pid {running.pid} on port {running.port} runs {code}"
 
 
 @app.command("list")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from opsctl.cli.options import Output, Showing
+from opsctl.cli.terminal import TERMINAL, stoppable, write_file
 from opsctl.errors import Exit, OpsctlError, UsageError
 from opsctl.secret import Secret
+from opsctl.verbs import runs
 
 if TYPE_CHECKING:
     from opsctl.engine.events import Event
@@ -33,65 +32,14 @@ def become_password() -> Secret:
 
 def play(options: Options, showing: Showing, sudo_password: Secret | None = None) -> Exit:
     """Run a playbook as `options` say. Raises UsageError before any host is touched."""
-    from opsctl.cli import early
-
     with stoppable() as stop:
-        begun = early.take()
-        connections = begun.connections
-        connections.cancelled, connections.at_once = stop.is_set, options.at_once
         try:
-            begun.connect()
-            from opsctl.engine.run import execute, plan
-            from opsctl.inventory import load
-
-            with _noted(options):
-                inventory = load(options.inventory)
-            if sudo_password is not None:
-                inventory = inventory.with_become_password(sudo_password)
-            with _noted(options):
-                planned = plan(options, inventory)
-            files = [*planned.files, *([inventory.file] if inventory.file else [])]
-            begun.remember(files, [host.connection() for host in planned.first], options.at_once)
-            code = Exit.DONE
-            try:
-                with views(showing, check=options.check) as emit, _noted(options):
-                    code = execute(planned, options, emit, stop, ask, connections)
-            except OSError:
-                if code is Exit.DONE:  # else how the run ended matters more than that some of it was not shown
-                    raise
-            return code
+            shown = views(showing, check=options.check)
+            return runs.run(options, shown, TERMINAL, stop=stop, sudo_password=sudo_password)
         except KeyboardInterrupt:
             if stop.is_set():
                 _tell_left()
             raise
-        finally:
-            connections.close()
-
-
-@contextmanager
-def _noted(options: Options) -> Iterator[None]:
-    """Note a run that is refused before it begins, so that `opsctl rollback` does not take the one before for it."""
-    from opsctl.inventory.load import find, known_as
-
-    try:
-        yield
-    except UsageError:
-        if not options.check:
-            from opsctl.report.record import note_refused
-
-            note_refused(known_as(find(options.inventory)))
-        raise
-
-
-def ask(question: str) -> bool:
-    """Ask a person on the terminal. Raises UsageError if there is none."""
-    if not sys.stdin.isatty():
-        raise UsageError(f"there is nobody to ask: {question}", hint="add --yes to answer yes")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing is in progress yet
-    try:
-        return typer.confirm(question, err=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _tell_left() -> None:
@@ -103,51 +51,21 @@ def _tell_left() -> None:
 
 
 @contextmanager
-def stoppable() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C (or SIGTERM) sets; the second one interrupts at once."""
-    stop = threading.Event()
-
-    def first(number: int, frame: Any) -> None:
-        stop.set()
-        signal.signal(number, signal.default_int_handler)
-        # Not through sys.stderr, which may be in the middle of writing.
-        os.write(2, b"stopping what is in progress; once more to stop without waiting for the hosts\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        # The thread that waits for this event would otherwise outlive the run.
-        stop.set()
-
-
-@contextmanager
 def views(showing: Showing, *, check: bool) -> Iterator[Callable[[Event], None]]:
-    """Everything that looks at the events of a run, as one function that can be called from any thread."""
-    from opsctl.report.record import Recorder
-
+    """Everything that shows the events of a run, as one function."""
     diff = check if showing.diff is None else showing.diff
-    guard = threading.Lock()
     lost: list[OSError] = []  # what could not be shown
     with ExitStack() as stack:
-        recorder = Recorder(lambda text: typer.echo(f"warning: {text}", err=True))
-        stack.callback(recorder.close)
-        seen: list[Callable[[Event], None]] = [recorder, _main_view(showing, diff, stack), *_reports(showing, stack)]
+        seen: list[Callable[[Event], None]] = [_main_view(showing, diff, stack), *_reports(showing, stack)]
 
         def emit(event: Event) -> None:
-            with guard:
-                for view in seen:
-                    try:
-                        view(event)
-                    except BrokenPipeError:  # `| head`: no reason to stop a change
-                        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                    except OSError as error:  # nor is a full disk
-                        lost.append(error)
+            for view in seen:
+                try:
+                    view(event)
+                except BrokenPipeError:  # `| head`: no reason to stop a change
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                except OSError as error:  # nor is a full disk
+                    lost.append(error)
 
         yield emit
         if lost:
@@ -157,7 +75,7 @@ def views(showing: Showing, *, check: bool) -> Iterator[Callable[[Event], None]]
 def _main_view(showing: Showing, diff: bool, stack: ExitStack) -> Callable[[Event], None]:
     match showing.output:
         case "jsonl":
-            from opsctl.report.jsonl import jsonl_view
+            from opsctl.report.plain import jsonl_view
 
             return jsonl_view(typer.echo)
         case "github":
@@ -189,7 +107,7 @@ def _reports(showing: Showing, stack: ExitStack) -> Sequence[Callable[[Event], N
     events: list[dict[str, Any]] = []
 
     def write() -> None:
-        from opsctl.report.record import Record
+        from opsctl.engine.record import Record
 
         record = Record(str(events[0].get("run", "")) if events else "", tuple(events))
         if showing.junit:
@@ -208,15 +126,6 @@ def _reports(showing: Showing, stack: ExitStack) -> Sequence[Callable[[Event], N
 
     stack.callback(write)
     return (lambda event: events.append(to_json(event)),)
-
-
-def write_file(path: Path, text: str, *, append: bool = False) -> None:
-    """Write a report. Raises UsageError when the file cannot be written."""
-    try:
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def tell_usage(error: OpsctlError, output: Output) -> None:

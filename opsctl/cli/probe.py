@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,16 +14,17 @@ import typer
 
 from opsctl.cli.options import HostOption, InventoryOption, JunitOption, OutputOption, SummaryOption, YesOption
 from opsctl.cli.reporting import Reporting
+from opsctl.cli.terminal import TERMINAL, clear_progress, write_file
 from opsctl.errors import Exit, UsageError
+from opsctl.findings import Finding
 from opsctl.secret import remember
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.findings import Finding
-    from opsctl.sglang.probe.chat_template import ChatTemplate
-    from opsctl.sglang.probe.measure import Plan, Progress
-    from opsctl.sglang.probe.probe_result import Baseline
-    from opsctl.sglang.server.served import ServerInfo
+    from opsctl.sglang.probe.measure import Plan
+    from opsctl.verbs.probe import Outcome
+
+_BAR = 40  # characters of the longest bar
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -62,63 +63,41 @@ def probe(
     """Measure acceptance length, throughput and latency."""
     if context.invoked_subcommand:
         return
-    from opsctl.cli import probe_ab, probe_view
-    from opsctl.cli.probe_target import reached_at
-    from opsctl.report import probe_cases
-    from opsctl.report.probe_page import probe_page
-    from opsctl.sglang.probe import gates, probe_store
-    from opsctl.sglang.probe.measure import measure
-    from opsctl.sglang.probe.probe_findings import findings
-    from opsctl.sglang.probe.probe_result import curve, summarise, to_json, words
+    from opsctl.report.pages import probe_page
+    from opsctl.sglang.probe.gates import parse_gate
+    from opsctl.sglang.probe.probe_result import curve
+    from opsctl.verbs import probe as verb
 
     reporting = Reporting("probe", output, junit, summary_file, as_json)
     with reporting.errors():
-        wanted = [gates.parse_gate(text) for text in gate or []]
-        known = _baseline(baseline)
-        plan = _plan(prompts, concurrency, max_tokens, temperature)
+        wanted = [parse_gate(text) for text in gate or []]
+        known = verb.known_baseline(baseline) if baseline is not None else None
         key = os.environ.get(api_key_env) or None
         remember(key or "")
-        if ab:
-            probe_ab.check(url, baseline)
-        with reached_at(url, inventory, host, port, key, max(plan.concurrency)) as reached:
-            info = reached.server.info()
-            template = _template(chat_template, info, reached.read)
-            if ab:
-                probe_ab.consent(info, reached.name, yes=yes)
-            measured = measure(reached.server, info, plan, template, _progress())
-            if ab:
-                with probe_ab.without_speculation(reached) as plain:
-                    known = probe_ab.baseline(plain, plan, template, reached.name, _progress())
-    summary = summarise(measured, known)
-    with_key = bool(key or (reached.host and reached.host.sglang.api_key))
-    noticed = findings(measured, summary, with_key=with_key, simulated=reached.simulated)
-    result = to_json(measured, summary) | {"target": reached.name, "findings": [_finding_json(f) for f in noticed]}
-    outcomes = gates.judge(wanted, result)
-    result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in outcomes]
-    try:
-        run = probe_store.keep(result, reached.name)
-    except OSError as error:  # the figures are worth more than keeping them
-        run = None
-        typer.echo(f"warning: the result could not be kept: {error}", err=True)
+        done = verb.probe(
+            verb.Where(url, inventory, host, port, key),
+            _plan(prompts, concurrency, max_tokens, temperature),
+            wanted=wanted, baseline=known, template=chat_template, compare=ab, yes=yes, front=TERMINAL,
+        )  # fmt: skip
+        clear_progress()
+    if done is None:
+        raise typer.Exit(Exit.INTERRUPTED)
+    result, info = done.probed.result, done.probed.measured.info
     if report:
-        even, steps = summary.break_even, info.speculative_num_steps
-        _write(report, probe_page(result, curve(even, steps + 1) if even and steps else []))
+        even, steps = done.probed.summary.break_even, info.speculative_num_steps
+        write_file(report, probe_page(result, curve(even, steps + 1) if even and steps else []))
 
     def tell() -> None:
         if as_json:
-            typer.echo(json.dumps(result | {"run": run}))
+            typer.echo(json.dumps(result | {"run": done.run}))
             return
-        sentence = words(summary, measured.info.speculative_num_steps)
-        for line in probe_view.lines(result, sentence, noticed, outcomes):
+        for line in _lines(done):
             typer.echo(printable(line))
-        if run:
-            typer.echo(f"kept as run {run}")
+        if done.run:
+            typer.echo(f"kept as run {done.run}")
 
-    code = Exit.DONE if all(o.holds for o in outcomes) else Exit.GATE
-    at = reached.host.place if reached.host else None
-    reporting.tell(
-        lambda: probe_cases.findings(reached.name, probe_view.figures(result), noticed, outcomes, at), code, tell
-    )
+    code = Exit.DONE if done.holds else Exit.GATE
+    reporting.tell(lambda: _findings(done), code, tell)
     if code is not Exit.DONE:
         raise typer.Exit(code)
 
@@ -130,7 +109,6 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two results."""
-    from opsctl.cli import probe_view
     from opsctl.sglang.probe import probe_store
 
     rows = probe_store.compare(probe_store.load(a), probe_store.load(b))
@@ -139,7 +117,7 @@ def compare(
         return
     for r in rows:
         verdict = {True: "  differs", False: "  within the uncertainty", None: ""}[r.clear]
-        typer.echo(f"{r.name:32} {probe_view.number(r.a):>10} {probe_view.number(r.b):>10}{verdict}")
+        typer.echo(f"{r.name:32} {_number(r.a):>10} {_number(r.b):>10}{verdict}")
 
 
 def _plan(prompts: Path | None, concurrency: str, max_tokens: int, temperature: float | None) -> Plan:
@@ -152,62 +130,78 @@ def _plan(prompts: Path | None, concurrency: str, max_tokens: int, temperature: 
     return Plan(read_prompts(prompts) if prompts else built_in(), levels, max_tokens, temperature)
 
 
-def _baseline(text: str | None) -> Baseline | None:
-    from opsctl.sglang.probe import probe_store
-    from opsctl.sglang.probe.probe_result import Baseline
-
-    if text is None:
-        return None
-    if re.fullmatch(r"\d+(\.\d+)?", text) and not Path(text).exists() and float(text) < 1e6:
-        if float(text) == 0:
-            raise UsageError("a baseline of 0 tokens/s", where="--baseline")
-        return Baseline(float(text))
-    result = probe_store.load(text)
-    if result["accept_length"] is not None:
-        raise UsageError(
-            f"{text} was measured with speculation", where="--baseline", hint="name a probe of a server without it"
-        )
-    first: dict[str, Any] = next(iter(result["throughput"].values()), {})
-    if not first.get("per_request"):
-        raise UsageError(f"{text} holds no tokens/s", where="--baseline")
-    return Baseline(first["per_request"], tuple(result.get("outputs", {}).items()))
-
-
-def _template(given: Path | None, info: ServerInfo, read: Callable[[str], str | None]) -> ChatTemplate | None:
-    """The template of the folder that was named, else of the model's own folder where it can be read."""
-    from opsctl.cli.probe_target import read_here
-    from opsctl.sglang.probe.chat_template import read_template
-
-    if given:
-        found = read_template(lambda name: read_here(str(given / name)))
-        if not found:
-            raise UsageError(f"no chat template in {given}", where="--chat-template")
-        return found
-    folder = info.tokenizer_path or info.model_path
-    return read_template(lambda name: read(f"{folder}/{name}")) if folder else None
+def _lines(done: Outcome) -> Iterator[str]:
+    """The result as text for people."""
+    result = done.probed.result
+    server = result["server"]
+    yield f"SGLang {server['version']}, {_speculation(server)}"
+    if result["accept_length"]:
+        yield from _acceptance(result)
+    for level, t in result["throughput"].items():
+        yield f"throughput at {level:>3}  {_number(t['per_request'])} tok/s a request, {_number(t['total'])} in total"
+    for key, words in (("first_token", "first token"), ("inter_token", "between tokens")):
+        if q := result["latency"][key]:
+            yield f"{words:18} {q['median']:.1f} ms  (95 %: {q['p95']:.1f}, 99 %: {q['p99']:.1f})"
+    if result["cycle_ms"]:
+        yield f"verify cycle       {result['cycle_ms']:.1f} ms"
+    if sentence := result["break_even_words"]:
+        yield sentence
+    if result["outputs_agree"]:
+        same, of = result["outputs_agree"]
+        yield f"greedy output      equal to the baseline's for {same} of {of} prompts"
+    for found in result["findings"]:
+        yield f"{found['severity']}: {found['message']}"
+        if found["hint"]:
+            yield f"  → {found['hint']}"
+    for gate in done.gates:
+        yield f"gate {gate}"
 
 
-def _progress() -> Callable[[Progress], None] | None:
-    """A line on stderr that is rewritten; nothing when nobody watches."""
-    if not sys.stderr.isatty():
-        return None
-
-    def told(p: Progress) -> None:
-        end = "\n" if p.done == p.of else ""
-        line = f"\r{p.done}/{p.of} answers, {p.concurrency} at a time, {p.verify_steps} verify steps"
-        typer.echo(line + end, err=True, nl=False)
-
-    return told
+def _findings(done: Outcome) -> list[Finding]:
+    """The gates, what was noticed, and the figures. The host's line of the inventory is to blame."""
+    place, where = (done.host.place if done.host else None), done.name
+    gates = [Finding("gate", "passed" if o.holds else "error", str(o), place, where=where, subject=str(o.gate))
+             for o in done.gates]  # fmt: skip
+    noticed = [replace(one, where=where, place=place) for one in done.probed.findings]
+    return [*gates, *noticed, Finding("measured", "passed", _figures(done.probed.result), where=where)]
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the report: {error}", where=str(path)) from None
+def _figures(result: dict[str, Any]) -> str:
+    """The two figures that matter, on one line."""
+    accept = result["accept_length"]
+    parts = [f"acceptance length {accept['mean']:.2f}" if accept else "no speculation"]
+    parts += [f"{_number(t['per_request'])} tok/s a request at {level}" for level, t in result["throughput"].items()]
+    return ", ".join(parts)
 
 
-def _finding_json(f: Finding) -> dict[str, str]:
-    from opsctl.sglang.probe.probe_findings import word
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
-    return {"id": f.id, "severity": word(f.level), "message": printable(f.message), "hint": f.remedy}
+
+def _speculation(server: dict[str, Any]) -> str:
+    if not server["algorithm"]:
+        return "no speculation"
+    return (
+        f"{server['algorithm']}, {server['steps']} steps, top-k {server['topk']}, {server['draft_tokens']} draft tokens"
+    )
+
+
+def _acceptance(result: dict[str, Any]) -> Iterator[str]:
+    accept = result["accept_length"]
+    low, high = accept["ci95"]
+    yield (
+        f"acceptance length  {accept['mean']:.2f}  (95 %: {low:.2f} to {high:.2f}, "
+        f"{accept['verify_steps']} verify steps, {accept['requests']} answers)"
+    )
+    yield f"acceptance rate    {_number(result['accept_rate'])}  accepted drafts / proposed drafts"
+    if result["accept_rate_in_log"] is not None:
+        yield f"  in its log       {_number(result['accept_rate_in_log'])}"
+    most = max(accept["histogram"], default=0) or 1
+    for n, count in enumerate(accept["histogram"]):
+        yield f"  {n} accepted       {'#' * round(_BAR * count / most):{_BAR}} {count}"
+    for name, part in result["workloads"].items():
+        if part:
+            yield f"  {name:16} {part['mean']:.2f}"
+    sampled = result["sampled"]
+    if sampled and sampled["accept_length"]:
+        yield f"  temperature {sampled['temperature']:g}  {sampled['accept_length']['mean']:.2f}"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from opsctl.cli.options import Output
-from opsctl.cli.playing import write_file
+from opsctl.cli.terminal import write_file
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.secret import mask, revealed
 from opsctl.text import printable
 
 if TYPE_CHECKING:
-    from opsctl.cli.hosts import Done
     from opsctl.findings import Finding
+    from opsctl.verbs.frontend import Done
 
 T = TypeVar("T")
 

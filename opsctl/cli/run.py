@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from opsctl.cli.options import Asked, runs
 from opsctl.cli.playing import become_password, play, tell_usage
 from opsctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from opsctl.engine.options import Options
 
 app = typer.Typer()
 
@@ -54,34 +52,20 @@ def run(
     """
     from opsctl.engine.options import parse_given
 
-    options = asked.options(
-        playbook=playbook, given=parse_given(extra or (), strings or ()), tags=_words(tags),
+    options = replace(
+        asked.options(), playbook=playbook, given=parse_given(extra or (), strings or ()), tags=_words(tags),
         skip_tags=_words(skip_tags), start_at=start_at, at_once=forks,
     )  # fmt: skip
     if resume is not None:
-        options = _resuming(options, resume)
+        from opsctl.verbs.runs import resuming
+
+        options = resuming(options, resume)
     try:
         password = become_password() if ask_become else None
         return play(options, asked.showing, password)
     except UsageError as error:
         tell_usage(error, asked.showing.output)
         raise
-
-
-def _resuming(options: Options, word: str) -> Options:
-    """Which run is to go on. One that is not recorded here may be a colleague's: then the hosts are asked for it."""
-    from dataclasses import replace
-
-    from opsctl.engine.options import Recorded
-    from opsctl.inventory.load import find, known_as
-    from opsctl.report.record import matching, read
-    from opsctl.runname import LAST
-
-    if word != LAST and not matching(word):
-        return replace(options, resume=word)
-    record = read(word, known_as(find(options.inventory)))
-    told = Recorded(str(record.started.get("playbook", "")), tuple(record.started.get("hosts", ())))
-    return replace(options, resume=record.run, recorded=told)
 
 
 def _words(options: list[str] | None) -> list[str]:

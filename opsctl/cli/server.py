@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,8 @@ import typer
 
 from opsctl.cli.options import Asked, HostOption, InventoryOption, duration, runs
 from opsctl.cli.playing import play
+from opsctl.cli.terminal import TERMINAL, clear_progress, tell_errors
+from opsctl.errors import Exit
 from opsctl.text import printable
 
 if TYPE_CHECKING:
@@ -29,10 +30,15 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """What runs where: process or unit, code, models, flags, GPU memory, and whether it generates tokens."""
-    from opsctl.cli import server_look
+    from opsctl.verbs import server
+    from opsctl.verbs.hosts import choose
 
-    key = os.environ.get(api_key_env)
-    found, code = server_look.here(key) if here else server_look.there(inventory, host, key)
+    key, code = os.environ.get(api_key_env), Exit.DONE
+    if here:
+        found = {"this machine": server.status_here(key)}
+    else:
+        done = server.status(choose(inventory, host), key, TERMINAL)
+        found, code = {d.host.name: d.value for d in done if d.value is not None}, tell_errors(done)
     if as_json:
         typer.echo(json.dumps({name: [asdict(s) for s in servers] for name, servers in found.items()}))
         return code
@@ -91,15 +97,12 @@ def wait(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Wait until the server generates a token, showing how far it is; change nothing."""
-    from opsctl.cli.hosts import chosen, on_each, tell_errors
-    from opsctl.cli.server_look import wait as wait_for
+    from opsctl.verbs import server
+    from opsctl.verbs.hosts import choose
 
     limit, still = duration("--timeout", timeout), duration("--stall", stall)
-    done = on_each(
-        chosen(inventory, host), lambda remote, one: wait_for(remote, one, port or one.sglang.port, limit, still)
-    )
-    if sys.stderr.isatty():
-        typer.echo("", err=True)
+    done = server.wait(choose(inventory, host), port, limit, still, TERMINAL)
+    clear_progress()
     ready = {d.host.name: d.value for d in done if d.value is not None}
     if as_json:
         typer.echo(json.dumps(ready))

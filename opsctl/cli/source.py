@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from opsctl.cli.options import HostOption, InventoryOption
-from opsctl.errors import UsageError
+from opsctl.cli.terminal import TERMINAL
+from opsctl.errors import Exit
 from opsctl.text import one_line, printable
-
-if TYPE_CHECKING:
-    from opsctl.sglang.source.tree import Reader
-    from opsctl.wire.protocol import Call, Reply
+from opsctl.verbs.source import grep as matches
+from opsctl.verbs.source import reading
 
 app = typer.Typer(no_args_is_help=True)
 
-_LIMIT = 120.0  # seconds for one look
 TreeOption = Annotated[
     str | None,
     typer.Option(
@@ -47,7 +43,7 @@ def facts(
     from opsctl.sglang.source.tree import load, unknown_class
 
     chosen = targets or list(source_facts.DEFAULT_TARGETS)
-    with _reading(tree, inventory, host) as (read, root):
+    with reading(tree, inventory, host, TERMINAL) as (read, root):
         found = load(read, root, chosen)
     for target in targets or ():
         if not found.classes.get(target):
@@ -80,15 +76,8 @@ def grep(
     as_json: Annotated[bool, _JSON] = False,
 ) -> int:
     """Lines of the source that match a pattern. Exit code 4 if there are none."""
-    from opsctl.errors import Exit
-    from opsctl.wire.calls.source import Grepped, source_grep
-    from opsctl.wire.protocol import AgentError
-
-    with _reading(tree, inventory, host) as (read, root):
-        try:
-            found: Grepped = read(source_grep(root, pattern, globs or ["*.py"], limit)).result
-        except AgentError as error:
-            raise UsageError(error.message) from error
+    with reading(tree, inventory, host, TERMINAL) as (read, root):
+        found = matches(read, root, pattern, globs or ["*.py"], limit)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -110,7 +99,7 @@ def show(
     """A class, a method (followed to the parent that defines it) or lines of a file, with line numbers."""
     from opsctl.sglang.source import show as parts
 
-    with _reading(tree, inventory, host) as (read, root):
+    with reading(tree, inventory, host, TERMINAL) as (read, root):
         found = parts.show(read, root, what)
     if as_json:
         typer.echo(json.dumps({"parts": [part.to_json() for part in found]}, indent=2))
@@ -119,28 +108,3 @@ def show(
         typer.echo(printable(f"{part.file}:{part.first}-{part.last}{f'  ({part.note})' if part.note else ''}"))
         for number, line in enumerate(part.text.split("\n"), part.first):
             typer.echo(printable(f"{number:6}  {line}"))
-
-
-@contextmanager
-def _reading(tree: str | None, inventory: str | None, host: str | None) -> Iterator[tuple[Reader, str]]:
-    """What makes calls where the tree is, and its root. Raises UsageError where neither tree nor host is told."""
-    if tree is not None and host is None:
-        from opsctl.sglang.source.tree import here
-
-        yield here, tree
-        return
-    from opsctl.cli.hosts import on_one, the_host
-
-    chosen = the_host(inventory, host)
-    root = tree or chosen.sglang.checkout
-    if root is None:
-        raise UsageError(
-            f"{chosen.name}: the inventory does not say where its source tree is",
-            hint="set `checkout` in its sglang section, or name it with --tree",
-        )
-    with on_one(chosen) as remote:
-
-        def call(asked: Call[Any]) -> Reply[Any]:
-            return remote.call(asked, timeout=_LIMIT)
-
-        yield call, root

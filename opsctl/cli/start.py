@@ -16,9 +16,9 @@ def main() -> NoReturn:
     words = sys.argv[1:]
     _fit_for_output()
     if words and not words[0].startswith("-"):
-        from opsctl.cli import early
+        from opsctl.verbs import hosts
 
-        early.begin(words)
+        hosts.begin(words)
     from opsctl.cli.main import run
     from opsctl.errors import Exit
 

@@ -7,10 +7,8 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.drafter.case import Case
-from opsctl.drafter.embedding import compared
 from opsctl.drafter.folder import here, open_folder
-from opsctl.drafter.judge import Judgement, judge
+from opsctl.drafter.judge import Judgement
 from opsctl.drafter.verdict import SEEN, Finding, Verdict
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import HostPath
@@ -67,8 +65,9 @@ class DrafterCheck(Action[DrafterCheckArgs]):
         if folder is None:
             local = site.find("files", str(args.path))
             folder = open_folder(str(local), full=args.full, follow_links=args.follow_links)
-        likeness = compared(folder, there if met.drafter else here, met.target_path, there)
-        return outcome(judge(Case(folder, met.target, met.serving, likeness), met.versions), met, args.accept)
+        target = drafting.Target(met.target, met.target_path, there)
+        judgement = drafting.judged(folder, there if met.drafter else here, met, target)
+        return outcome(judgement, met, args.accept)
 
 
 def outcome(judgement: Judgement, met: Met, accept: Sequence[str]) -> Outcome:

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from opsctl.gpu import state, wanted
-from opsctl.gpu.judge import HostReport, Result, judge, selected
+from opsctl.gpu import health, wanted
+from opsctl.gpu.judge import HostReport, Result, selected
 from opsctl.gpu.model import Verdict
-from opsctl.gpu.read import gathered
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.text import one_line, printable
 from opsctl.wire.host import Host
@@ -45,10 +44,9 @@ class GpuHealth(Action[GpuHealthArgs]):
     def run(self, args: GpuHealthArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         expected = wanted.of(_health(args, site), site.sglang, site.host)
         checks = selected(args.only, args.skip)
-        seen = gathered.look(lambda call: host.call(call, timeout=expected.seconds), expected)
-        evidence = state.compared(site.host, seen)
-        report = judge(site.host, evidence, expected.settings, checks)
-        gpus = max((len(r.gpus) for r in evidence.readings), default=0)
+        seen = health.look(host, expected)
+        report = health.report(site.host, seen, expected, checks)
+        gpus = max((len(r.gpus) for r in seen.readings), default=0)
         return outcome(report, args.fail_on, gpus)
 
 

@@ -7,17 +7,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from opsctl.errors import Lost, RemoteError, Unreachable, UsageError
+from opsctl.errors import Lost, RemoteError, Unreachable
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.sglang.probe import measure as probing
-from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
-from opsctl.sglang.probe.probe_findings import findings, word
-from opsctl.sglang.probe.probe_result import summarise, to_json
+from opsctl.sglang.probe.on_host import concluded, reader, simulated, template_of
+from opsctl.sglang.probe.probe_findings import word
 from opsctl.sglang.probe.prompts import built_in, read_prompts
 from opsctl.sglang.server.api import Server
-from opsctl.sglang.server.served import ServerInfo
 from opsctl.text import one_line, printable
-from opsctl.wire.calls.files import filelook_read
 from opsctl.wire.host import Host
 
 _ABSENT = ("refused", "not-found")  # kinds of error that mean: no server of SGLang answers on this port
@@ -60,7 +57,8 @@ class Probe(Action[ProbeArgs]):
     def run(self, args: ProbeArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         prompts = read_prompts(site.find("files", args.prompts)) if args.prompts else built_in()
         plan = probing.Plan(prompts, tuple(args.concurrency), args.max_tokens, patience=args.patience)
-        with host.http(args.port or site.sglang.port) as http:
+        port = args.port or site.sglang.port
+        with host.http(port) as http:
             server = Server(http, site.sglang.api_key)
             try:
                 info = server.info()
@@ -74,11 +72,12 @@ class Probe(Action[ProbeArgs]):
                 return _nothing(args, error.message)
             if info.skip_tokenizer_init and args.if_serving and not args.prompts:
                 return _nothing(args, "the server takes token ids only")
-            template = _template(host, info)
+            template = template_of(info, reader(host))
             measured = probing.measure(server, info, plan, template, _told(progress))
-        summary = summarise(measured)
-        noticed = findings(measured, summary, with_key=site.sglang.api_key is not None, simulated="")
-        return outcome(args, to_json(measured, summary), [f"{word(f.level)}: {printable(f.message)}" for f in noticed])
+        found = concluded(
+            measured, site.host, with_key=site.sglang.api_key is not None, simulated=simulated(host, port)
+        )
+        return outcome(args, found.result, [f"{word(f.level)}: {printable(f.message)}" for f in found.findings])
 
 
 def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outcome:
@@ -137,22 +136,6 @@ def _nothing(args: ProbeArgs, why: str) -> Outcome:
     if args.if_serving:
         return Outcome({"serving": False}, lines=(f"nothing to compare with: {one_line(why, 200)}",))
     return Outcome({"serving": False}, failed=why, hint="`opsctl server status` tells what runs on the host")
-
-
-def _template(host: Host, info: ServerInfo) -> ChatTemplate | None:
-    """The template in the served model's own folder, for servers that do not render messages themselves."""
-    folder = info.tokenizer_path or info.model_path
-
-    def read(name: str) -> str | None:
-        try:
-            return host.call(filelook_read(f"{folder}/{name}")).body.decode("utf-8", "replace")
-        except RemoteError:
-            return None
-
-    try:
-        return read_template(read) if folder else None
-    except UsageError:
-        return None  # a template that cannot be read is as good as none: the finding "no template" says so
 
 
 def _told(progress: Progress) -> Callable[[probing.Progress], None]:

@@ -1,4 +1,4 @@
-"""Health reports for people and for CI."""
+"""Health reports for people."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import typer
 
-from opsctl.errors import Place
-from opsctl.findings import Finding, Level
+from opsctl.gpu.health import subject
 from opsctl.gpu.judge import HostReport, Result
 from opsctl.gpu.model import KernelEvent, Verdict
 from opsctl.text import few, one_line, printable
 
 _NARROWEST = 40  # columns that a text gets at least
 _FEW = 4  # unfit hosts of a fleet whose faults are told in full
-_LEVELS: dict[Verdict, Level] = {
-    Verdict.PASS: "passed", Verdict.WARN: "warning", Verdict.FAIL: "error", Verdict.SKIP: "skipped",
-}  # fmt: skip
 _COLOUR = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red", Verdict.SKIP: "bright_black"}
 
 
@@ -76,7 +72,7 @@ def summary(report: HostReport) -> str:
         return (printable(report.about) or _counts(report)) + _undecided(report)
     first, others = faults[0], list(dict.fromkeys(r.check for r in faults if r.check != faults[0].check))
     more = f"; also {few(others, 3)}" if others else ""
-    return f"{first.check}: {_subject(first)}{one_line(first.found.evidence, 90)}{more}"
+    return f"{first.check}: {subject(first)}{one_line(first.found.evidence, 90)}{more}"
 
 
 def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[str]:
@@ -89,37 +85,11 @@ def changes(before: Sequence[HostReport], after: Sequence[HostReport]) -> list[s
         old, new = last.by_check, report.by_check
         lines += [
             f"changed {printable(report.host)} {check}: {old[check].verdict.value} → {result.verdict.value}  "
-            f"{_subject(result)}{one_line(result.found.evidence)}"
+            f"{subject(result)}{one_line(result.found.evidence)}"
             for check, result in new.items()
             if check in old and old[check].verdict is not result.verdict
         ]
     return lines
-
-
-Blame = Callable[[str, Result], Place | None]
-"""Where the inventory says what the host with this name was judged by."""
-
-
-def findings(reports: Iterable[HostReport], blame: Blame = lambda host, result: None) -> list[Finding]:
-    """One finding per host and check, told by the worst of its results."""
-    found = []
-    for report in reports:
-        by_check: dict[str, list[Result]] = {}
-        for result in report.results:
-            by_check.setdefault(result.check, []).append(result)
-        found += [_finding(report.host, check, results, blame) for check, results in by_check.items()]
-    return found
-
-
-def _finding(host: str, check: str, results: list[Result], blame: Blame) -> Finding:
-    worst = max(results, key=lambda r: r.verdict.rank)
-    told = "\n".join(f"{r.verdict.value}: {_subject(r)}{r.found.evidence}" for r in results)
-    if worst.verdict.rank <= Verdict.PASS.rank:
-        message = worst.found.evidence if worst.verdict is Verdict.SKIP else ""
-        return Finding(check, _LEVELS[worst.verdict], message, where=host)
-    message = f"{_subject(worst)}{worst.found.evidence}"
-    place, remedy = blame(host, worst), worst.remedy or ""
-    return Finding(check, _LEVELS[worst.verdict], message, place, remedy, where=host, evidence=told)
 
 
 def _block(report: HostReport, verbose: bool) -> None:
@@ -139,7 +109,7 @@ def _block(report: HostReport, verbose: bool) -> None:
     told: set[str] = set()
     for results in alike.values():
         result = results[0]
-        text = f"{_subject(result)}{one_line(result.found.evidence, 300)}"
+        text = f"{subject(result)}{one_line(result.found.evidence, 300)}"
         if len(results) > 1:
             named = few([printable(str(r.found.gpu)) for r in results], 8)
             text = f"{one_line(result.found.evidence, 300)} on {len(results)} GPUs: {named}"
@@ -174,10 +144,6 @@ def _incidents(report: HostReport) -> None:
         typer.echo("  kernel log, in order:")
         for event in list(first.values())[:12]:
             typer.echo(f"    {printable(event.time or '')}  {one_line(event.text, 160)}")
-
-
-def _subject(result: Result) -> str:
-    return f"{printable(str(result.found.gpu))}: " if result.found.gpu else ""
 
 
 def _word(verdict: Verdict) -> str:

@@ -1,7 +1,8 @@
-"""Events as lines of text: what a pipe, a file or a CI log gets, and what stays on a terminal."""
+"""Events as lines: of text for a pipe, a file, a CI log, and what stays on a terminal; or of JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from opsctl.engine.events import (
     TaskEnded,
     TaskProgress,
     UndoStep,
+    to_json,
 )
 from opsctl.report.diff import unified
 from opsctl.secret import mask
@@ -145,3 +147,8 @@ class PlainView:
 
 def _several(hosts: tuple[str, ...]) -> str:
     return hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+
+
+def jsonl_view(write: Callable[[str], None]) -> Callable[[Event], None]:
+    """Writes every event as one line of JSON, with keys in a fixed order."""
+    return lambda event: write(json.dumps(to_json(event), ensure_ascii=True, default=str))

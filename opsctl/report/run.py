@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from opsctl.engine.record import Record
 from opsctl.errors import Place
 from opsctl.findings import Finding, Level
 from opsctl.modules.contract import FileDiff
 from opsctl.report.diff import unified
 from opsctl.report.findings import cell
 from opsctl.report.html import Cell, Page, Tone
-from opsctl.report.record import Record
 from opsctl.text import duration, few, moment, one_line, printable
 
 _MARKS = {"ok": "✅", "failed": "❌", "rolled-back": "↩️", "rollback-failed": "❌", "unreachable": "❌", "locked": "🔒"}

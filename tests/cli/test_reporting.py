@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.cli.main import run, tell
+from opsctl.cli.main import run
 from opsctl.cli.options import Output
 from opsctl.cli.reporting import Reporting
+from opsctl.cli.terminal import tell
+from opsctl.drafter.findings import key_lines
 from opsctl.engine.events import Note
 from opsctl.errors import Exit, Place, RemoteError
 from opsctl.findings import Finding
 from opsctl.report import findings
 from opsctl.report.ci import GitlabView, github, github_fence
-from opsctl.report.drafter_cases import key_lines
 from opsctl.report.plain import PlainView
 from opsctl.secret import mask, remember
 from tests.drafter import build

@@ -19,8 +19,7 @@ import yaml
 from typer._click.exceptions import MissingParameter, NoArgsIsHelpError
 
 from opsctl import patchfiles
-from opsctl.cli.examples import EXAMPLES
-from opsctl.cli.main import build
+from opsctl.cli.main import EXAMPLES, build
 from opsctl.engine import schema
 from opsctl.engine.loader import load_playbook
 from opsctl.gpu import wanted

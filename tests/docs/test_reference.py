@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from opsctl.cli import reference
-from opsctl.cli.doc import page
+from opsctl.cli import doc as reference
+from opsctl.cli.doc import manual, page
 from opsctl.cli.main import COMMANDS
-from opsctl.cli.manual import manual
 from opsctl.drafter.checks import CHECKS
 from opsctl.engine import events
 from opsctl.errors import Exit

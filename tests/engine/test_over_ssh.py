@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from opsctl.cli import early
 from opsctl.cli.options import Showing
 from opsctl.cli.playing import play
 from opsctl.engine import known
 from opsctl.engine.events import Event, HostEnded, UndoStep
 from opsctl.engine.options import Options
 from opsctl.errors import Exit, UsageError
+from opsctl.verbs import hosts as early
 from tests.engine.world import Project, Ran
 from tests.proxy import Proxy, fewest
 from tests.sshd import Sshd, eventually

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opsctl.drafter import versions as v
-from opsctl.drafter.case import Serving
-from opsctl.drafter.folder import Folder, open_folder
+from opsctl.drafter.case import Case, Serving
+from opsctl.drafter.embedding import compared
+from opsctl.drafter.folder import Folder, Reader, open_folder
+from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.versions import Feature, InTree, Version
 from opsctl.errors import OpsctlError
@@ -63,6 +65,39 @@ def meet(ask: Ask, settings: SglangSettings, *, drafter: str | None = None, foll
     Raises what reading the drafter raises; everything else that fails is told in `unknown`.
     """
     return _Meeting(ask, settings, drafter, follow_links).met()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that a drafter drafts for, as far as it is known: its config, its folder, and what reads that."""
+
+    config: Settings | None
+    path: str | None
+    read: Reader
+
+
+def judged(
+    folder: Folder,
+    read: Reader,
+    met: Met | None = None,
+    target: Target | None = None,
+    *,
+    versions: Sequence[Version] = (),
+    tp: int | None = None,
+    context_length: int | None = None,
+) -> Judgement:
+    """Judge a drafter by what it meets on a host. What is given wins; where neither says it, a usual value does.
+
+    read: reads the drafter's folder.
+    """
+    serving = met.serving if met else Serving()
+    if tp is not None:
+        serving = replace(serving, tp=tp)
+    if context_length is not None:
+        serving = replace(serving, context_length=context_length)
+    likeness = compared(folder, read, target.path, target.read) if target else None
+    case = Case(folder, target.config if target else None, serving, likeness)
+    return judge(case, tuple(versions) or (met.versions if met else v.KNOWN))
 
 
 class _Meeting:

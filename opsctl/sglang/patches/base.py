@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Standing:
     """How a tree stands to a patch: the status, the place it was read at, and why."""
 
     status: Status
@@ -36,7 +36,7 @@ class Finding:
 class Settled(Exception):
     """The answer is known before the end of the look."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: Standing) -> None:
         super().__init__(finding.reason)
         self.finding = finding
 
@@ -63,7 +63,7 @@ class Patch(Protocol):
     @property
     def about(self) -> About: ...
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         """How the tree stands to the end state. May raise Settled or NotPython."""
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
@@ -71,21 +71,21 @@ class Patch(Protocol):
 
 
 def conflict(path: str, line: int | None, reason: str) -> Settled:
-    return Settled(Finding(Status.CONFLICT, path, line, reason))
+    return Settled(Standing(Status.CONFLICT, path, line, reason))
 
 
 def not_applicable(reason: str, path: str | None = None, line: int | None = None) -> Settled:
-    return Settled(Finding(Status.NOT_APPLICABLE, path, line, reason))
+    return Settled(Standing(Status.NOT_APPLICABLE, path, line, reason))
 
 
-def finding(patch: Patch, tree: SourceTree) -> Finding:
-    """`patch.look`, with every way out of it turned into a Finding."""
+def finding(patch: Patch, tree: SourceTree) -> Standing:
+    """`patch.look`, with every way out of it turned into a Standing."""
     try:
         found = patch.look(tree)
     except Settled as settled:
         found = settled.finding
     except NotPython as broken:
-        return Finding(
+        return Standing(
             Status.CONFLICT,
             broken.path,
             broken.line,

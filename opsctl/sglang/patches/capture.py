@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from opsctl.sglang.patches.base import (
     About,
-    Finding,
     Settled,
+    Standing,
     Status,
     conflict,
     finding,
@@ -68,7 +68,7 @@ class Delegation:
     since: Version | None = None  # first release with the end state
     must_delegate: bool = False  # an own implementation is not the end state
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         cls = self.class_in(tree)
         missing = [m for m in self.methods if not self._answers(tree, cls, m)]
         shown = self.class_name
@@ -81,7 +81,7 @@ class Delegation:
                     f"{shown} has {', '.join(self.methods)}, but {effect.why}: EAGLE-3 cannot use it as a target here"
                 )
                 raise not_applicable(reason, method.module.path, method.line)
-            return Finding(
+            return Standing(
                 self._origin(tree, cls), method.module.path, method.line, f"{shown} has {', '.join(self.methods)}"
             )
         inner = language_model(tree, cls)
@@ -93,7 +93,7 @@ class Delegation:
         reason = f"{shown} lacks {', '.join(missing)}; its self.{inner.attribute} has them: {_names(inner.supporting)}"
         if inner.lacking:
             reason += f" (but not {_names(inner.lacking)})"
-        return Finding(Status.NEEDED, cls.module.path, cls.node.lineno, reason)
+        return Standing(Status.NEEDED, cls.module.path, cls.node.lineno, reason)
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         cls = self.class_in(tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import IN_NONE, About, Finding, Status, called_from, conflict, first_raise, identifiers
+from opsctl.sglang.patches.base import IN_NONE, About, Standing, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import CLASS, Loader, loader
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import assignments, called_name
@@ -75,13 +75,13 @@ class D2tGuard:
         oldest="0.4.9",
     )
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         found = loader(tree)
         branch = _branch(found)
         code = called_from(tree, found.method, branch.body)
         raised = first_raise(code)
         if raised is None:
-            return Finding(
+            return Standing(
                 Status.NEEDED,
                 DRAFTER,
                 branch.lineno,
@@ -91,7 +91,7 @@ class D2tGuard:
         lacking = [what for what, names in _COVERS.items() if not names & seen]
         if lacking:
             raise conflict(DRAFTER, raised.lineno, f"d2t is checked already, but not {' nor '.join(lacking)}")
-        return Finding(Status.APPLIED, DRAFTER, raised.lineno, "d2t is checked before it is used")
+        return Standing(Status.APPLIED, DRAFTER, raised.lineno, "d2t is checked before it is used")
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         found = loader(tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import IN_NONE, About, Finding, Status, called_from, conflict, first_raise, identifiers
+from opsctl.sglang.patches.base import IN_NONE, About, Standing, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import inner_model, loader
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import ClassRef, Method, dotted
@@ -41,14 +41,14 @@ class FcGuard:
         oldest="0.4.9",
     )
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         forward, _, use = _places(tree)
         before_use = [s for s in forward.node.body if s.lineno <= use.lineno]
         raised = first_raise(called_from(tree, forward, before_use))
         if raised is not None:
             guards = [s for s in before_use if first_raise([s])] or before_use
             if {"fc", "in_features", "hidden_size_in", "num_aux_hidden_states"} & identifiers(guards):
-                return Finding(
+                return Standing(
                     Status.APPLIED, DRAFTER, raised.lineno, "forward checks the width of the features before fc"
                 )
             if any(
@@ -59,7 +59,7 @@ class FcGuard:
                     raised.lineno,
                     "forward raises already; looked for a comparison with fc's input width, found another",
                 )
-        return Finding(
+        return Standing(
             Status.NEEDED,
             DRAFTER,
             use.lineno,

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from functools import lru_cache
 
-from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable, origin
+from opsctl.sglang.patches.base import About, Standing, Status, conflict, needed_module, not_applicable, origin
 from opsctl.sglang.releases.version import Version
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import Module, called_name, dotted, find_class, mentioning, parse, walk
@@ -28,7 +28,7 @@ class GraphLayerIds:
         oldest="0.5.1",
     )
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         runner = needed_module(tree, MODEL_RUNNER)
         graph = parse(tree, GRAPH_RUNNER)
         graph_calls = _calls(graph) if graph else ()
@@ -43,20 +43,20 @@ class GraphLayerIds:
         if bare:
             module, call = bare[0]
             _plan(tree, runner)
-            return Finding(
+            return Standing(
                 Status.NEEDED,
                 module.path,
                 call.lineno,
                 f"{CAPTURE}() is called without ids before the graphs are captured",
             )
         if graph_calls:
-            return Finding(
+            return Standing(
                 Status.APPLIED, GRAPH_RUNNER, graph_calls[0].lineno, "the graph runner passes the configured ids"
             )
         for path in (CAPTURE_SETUP, MODEL_RUNNER):
             module_found = parse(tree, path)
             for call in _calls(module_found) if module_found else []:
-                return Finding(
+                return Standing(
                     origin(tree, Version(0, 5, 11)),
                     path,
                     call.lineno,

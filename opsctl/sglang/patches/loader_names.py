@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import About, Finding, Status, conflict, origin, reachable
+from opsctl.sglang.patches.base import About, Standing, Status, conflict, origin, reachable
 from opsctl.sglang.patches.drafter import CLASS, Loader, inner_model, layer_attribute, loader, mentions
 from opsctl.sglang.releases.version import Version
 from opsctl.sglang.source import splice
@@ -24,7 +24,7 @@ class LoaderNames:
         oldest="0.4.9",
     )
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         found = loader(tree)
         attribute, where = layer_attribute(inner_model(tree))
         code = [*reachable(tree, found.method), *_tables(found)]
@@ -32,17 +32,17 @@ class LoaderNames:
         if attribute == "layers":
             if old:
                 reason = "the layer is layers.0 here, and midlayer names are mapped to it"
-                return Finding(origin(tree, Version(0, 5, 12)), DRAFTER, old[0].lineno, reason)
+                return Standing(origin(tree, Version(0, 5, 12)), DRAFTER, old[0].lineno, reason)
             raise conflict(DRAFTER, where, "the layer is layers.0 here, and no name with midlayer is mapped to it")
         if old and new:
-            return Finding(Status.APPLIED, DRAFTER, new[0].lineno, "names with layers.0 are mapped to midlayer")
+            return Standing(Status.APPLIED, DRAFTER, new[0].lineno, "names with layers.0 are mapped to midlayer")
         if new:
             raise conflict(
                 DRAFTER,
                 new[0].lineno,
                 f"looked for layers.0 mapped to midlayer, found {str(new[0].value)!r} used otherwise",
             )
-        return Finding(
+        return Standing(
             Status.NEEDED, DRAFTER, found.loop.lineno, "load_weights knows midlayer.* only and skips layers.0.* unseen"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from opsctl.sglang.patches.base import IN_NONE, About, Finding, Status, called_from, conflict, first_raise, identifiers
+from opsctl.sglang.patches.base import IN_NONE, About, Standing, Status, called_from, conflict, first_raise, identifiers
 from opsctl.sglang.patches.drafter import CLASS, Loader, loader, loading_calls, stacked_loop
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import assignments, called_name, dotted, find_method
@@ -61,13 +61,13 @@ class LoaderStrict:
         oldest="0.5.2",
     )
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         found = loader(tree)
         rest = called_from(tree, found.method, found.rest)
         raised = first_raise(rest)
         if raised is None:
             _places(tree, found)
-            return Finding(
+            return Standing(
                 Status.NEEDED,
                 DRAFTER,
                 found.loop.lineno,
@@ -75,7 +75,7 @@ class LoaderStrict:
             )
         recorded = _recorded(found) & identifiers(found.rest)
         if len(recorded) >= 2:
-            return Finding(
+            return Standing(
                 Status.APPLIED,
                 DRAFTER,
                 raised.lineno,

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opsctl.sglang.patches.base import About, Finding, Status, conflict, needed_module, not_applicable
+from opsctl.sglang.patches.base import About, Standing, Status, conflict, needed_module, not_applicable
 from opsctl.sglang.source import splice
 from opsctl.sglang.source.symbols import ClassRef, Function, Module, find_class
 from opsctl.sglang.source.tree import SourceTree
@@ -47,7 +47,7 @@ class EndState:
             proof="the file parses, and the functions are found in it as written",
         )
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         module = needed_module(tree, self.path)
         owner = self._owner(tree)
         missing = []
@@ -69,10 +69,10 @@ class EndState:
                 raise conflict(self.path, found.lineno, f"{wanted.name}: looked for {expected}, found another one")
         if not missing:
             first = _find(module, owner, self.wanted[0].name)
-            return Finding(
+            return Standing(
                 Status.APPLIED, self.path, first.lineno if first else None, "every function is as in the patch"
             )
-        return Finding(Status.NEEDED, self.path, missing[0][0], "; ".join(text for _, text in missing))
+        return Standing(Status.NEEDED, self.path, missing[0][0], "; ".join(text for _, text in missing))
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         module = needed_module(tree, self.path)

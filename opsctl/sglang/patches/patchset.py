@@ -6,14 +6,16 @@ Everything here is pure: a tree goes in, findings and file edits come out.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from opsctl.errors import Exit, UsageError
+from opsctl.errors import Exit, Place, UsageError
+from opsctl.findings import Finding, Level
 from opsctl.sglang.patches import ALL, KIMI_K25, eagle3_capture
-from opsctl.sglang.patches.base import About, Finding, Patch, Settled, Status, finding
+from opsctl.sglang.patches.base import About, Patch, Settled, Standing, Status, finding
 from opsctl.sglang.patches.capture import Delegation
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.source.symbols import NotPython
@@ -66,6 +68,30 @@ class Report:
             "version": str(self.tree.version) or None,
             "patches": [entry.to_json() for entry in self.entries],
         }
+
+    def findings(self, where: str, here: str | None = None) -> list[Finding]:
+        """One for each patch.
+
+        Args:
+            where: what was looked at: a folder, a host.
+            here: the tree's folder, where it lies on this machine and its files can be pointed at.
+        """
+        return [_finding(where, entry, here) for entry in self.entries]
+
+
+_LEVELS: dict[Status, Level] = {
+    Status.UPSTREAM: "passed", Status.APPLIED: "passed", Status.NEEDED: "error", Status.CONFLICT: "error",
+    Status.NOT_APPLICABLE: "skipped",
+}  # fmt: skip
+
+
+def _finding(where: str, entry: Entry, here: str | None) -> Finding:
+    level = _LEVELS[entry.status]
+    at = f" ({entry.file}{f':{entry.line}' if entry.line else ''})" if entry.file else ""
+    message = "" if level == "passed" else f"{entry.status.value}: {entry.reason}{at}"
+    place = Place(os.path.join(here, entry.file), entry.line) if here and entry.file else None
+    remedy = "opsctl patch sglang" if entry.status is Status.NEEDED else ""
+    return Finding(entry.name, level, message, place, remedy, where=where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +252,14 @@ class _AnyClass:
     name = CAPTURE
     about = eagle3_capture("CLASS").about
 
-    def look(self, tree: SourceTree) -> Finding:
-        return Finding(Status.NOT_APPLICABLE, None, None, "is about one model class, and none was named")
+    def look(self, tree: SourceTree) -> Standing:
+        return Standing(Status.NOT_APPLICABLE, None, None, "is about one model class, and none was named")
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         return {}
 
 
-def _broken(tree: SourceTree, applied: Sequence[Patch]) -> Finding | None:
+def _broken(tree: SourceTree, applied: Sequence[Patch]) -> Standing | None:
     """Why the edited tree is not what the patches promise, None if it is."""
     for patch in applied:
         after = finding(patch, tree)
@@ -241,7 +267,7 @@ def _broken(tree: SourceTree, applied: Sequence[Patch]) -> Finding | None:
             tabs = after.path and b"\n\t" in tree.files.get(after.path, b"")
             why = "the file is indented with tabs, and the edit with spaces" if tabs else after.reason
             reason = f"the edit does not give the end state of {patch.name}: {why}"
-            return Finding(Status.CONFLICT, after.path, after.line, reason)
+            return Standing(Status.CONFLICT, after.path, after.line, reason)
     return None
 
 
@@ -254,7 +280,7 @@ def _named(name: str, known: dict[str, Patch]) -> Patch:
     return known[name]
 
 
-def _entry(tree: SourceTree, name: str, found: Finding) -> Entry:
+def _entry(tree: SourceTree, name: str, found: Standing) -> Entry:
     return Entry(name, found.status, tree.shown(found.path) if found.path else None, found.line, found.reason)
 
 
@@ -273,7 +299,7 @@ class LeftOut:
     def about(self) -> About:
         return self.patch.about
 
-    def look(self, tree: SourceTree) -> Finding:
+    def look(self, tree: SourceTree) -> Standing:
         found = finding(self.patch, tree)
         if found.status in (Status.NEEDED, Status.CONFLICT):
             return replace(found, status=Status.NOT_APPLICABLE, reason=self.reason)

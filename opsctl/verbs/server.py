@@ -1,15 +1,14 @@
-"""Looking at the servers of hosts: their state, and waiting until one answers."""
+"""The SGLang servers of hosts: their state, and waiting until one answers."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from opsctl.errors import AuthFailed, Exit, Lost, RemoteError, Unreachable
+from opsctl.errors import AuthFailed, Lost, RemoteError, Unreachable
 from opsctl.text import one_line
+from opsctl.verbs.frontend import SILENT, Done, Frontend
+from opsctl.verbs.hosts import on_each
 
 if TYPE_CHECKING:
     import httpx
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from opsctl.wire.calls.server import Ready
     from opsctl.wire.protocol import Call, Reply
 
-MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
+_MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be here
 
 
-def here(key: str | None) -> tuple[dict[str, list[Status]], Exit]:
+def status_here(key: str | None) -> list[Status]:
     """The servers of this machine."""
     from opsctl import http_client
     from opsctl.sglang.diagnosis import gather
@@ -40,25 +39,27 @@ def here(key: str | None) -> tuple[dict[str, list[Status]], Exit]:
     def client(port: int) -> httpx.Client:
         return http_client.client(f"http://127.0.0.1:{port}")
 
-    return {"this machine": _servers(call, client, key, None)}, Exit.DONE
+    return _servers(call, client, key, None)
 
 
-def there(inventory: str | None, pattern: str | None, key: str | None) -> tuple[dict[str, list[Status]], Exit]:
-    """The servers of hosts, by host."""
-    from opsctl.cli.hosts import chosen, on_each, tell_errors
+def status(
+    hosts: Sequence[InventoryHost], key: str | None = None, front: Frontend = SILENT
+) -> list[Done[list[Status]]]:
+    """The servers of each host, its own one first, then others in the order of their start.
+
+    key: API key, where the inventory does not name it.
+    """
 
     def look(remote: RemoteHost, host: InventoryHost) -> list[Status]:
         api_key = host.sglang.api_key
         return _servers(remote.call, remote.http, key or (api_key.reveal() if api_key else None), host.sglang.port)
 
-    done = on_each(chosen(inventory, pattern), look)
-    return {d.host.name: d.value for d in done if d.value is not None}, tell_errors(done)
+    return on_each(hosts, look, front)
 
 
 def _servers(
     call: Callable[[Call[Any]], Reply[Any]], client: Callable[[int], Any], key: str | None, usual: int | None
 ) -> list[Status]:
-    """The host's own server first, then others in the order of their start."""
     from opsctl.secret import Secret
     from opsctl.sglang.diagnosis import gather
     from opsctl.sglang.server.api import Server
@@ -92,13 +93,46 @@ def _info(server: Server) -> tuple[ServerInfo | None, str | None]:
         return None, None if error.kind in ("timeout", "lost") else error.message
 
 
-def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, stall: float) -> Ready:
-    """Wait until the host's server generates a token, telling how far it is. Raises RemoteError: what it died of."""
+def wait(
+    hosts: Sequence[InventoryHost], port: int | None, timeout: float, stall: float, front: Frontend = SILENT
+) -> list[Done[Ready]]:
+    """Wait until each host's server generates a token, saying each phase and how far it is. Changes nothing.
+
+    Args:
+        port: where it is not the one of the inventory.
+        timeout: seconds to wait at most.
+        stall: seconds without growth of log or GPU memory after which it is given up.
+    """
+
+    def one(remote: RemoteHost, host: InventoryHost) -> Ready:
+        told = ""
+
+        def tell(data: Any, body: bytes) -> None:
+            nonlocal told
+            if data["phase"] != told:
+                told = data["phase"]
+                front.say(one_line(f"{host.name}: {data['text']}", 150))
+            else:
+                front.progress(host.name, data["text"], None)
+
+        return _wait(remote, host, port or host.sglang.port, timeout, stall, tell)
+
+    return on_each(hosts, one, front)
+
+
+def _wait(
+    remote: RemoteHost,
+    host: InventoryHost,
+    port: int,
+    timeout: float,
+    stall: float,
+    tell: Callable[[Any, bytes], None],
+) -> Ready:
+    """Raises RemoteError: what it died of."""
     from opsctl.sglang.diagnosis import gather
     from opsctl.wire.calls.server import ready_wait, servers_find
 
-    servers = remote.call(servers_find()).result
-    process = gather.choose(servers, port)
+    process = gather.choose(remote.call(servers_find()).result, port)
     if process is None:
         raise RemoteError(f"no SGLang server runs on port {port}", where=host.name, hint=_why_none(remote, host))
     log = process["log"] or host.sglang.log
@@ -106,8 +140,8 @@ def wait(remote: RemoteHost, host: InventoryHost, port: int, timeout: float, sta
     offset = max(0, process["log_size"] - (16 << 20)) if log else None
     alive: Alive = {"pid": process["pid"], "start": process["start"]}
     call = ready_wait(port, log=log, offset=offset, timeout=timeout, stall=stall, alive=alive)
-    result: Ready = remote.call(call, timeout=timeout + MARGIN, on_progress=_telling(host.name)).result
-    return result
+    found: Ready = remote.call(call, timeout=timeout + _MARGIN, on_progress=tell).result
+    return found
 
 
 def _why_none(remote: RemoteHost, host: InventoryHost) -> str:
@@ -124,19 +158,3 @@ def _why_none(remote: RemoteHost, host: InventoryHost) -> str:
         return start
     error = timeline.build(scan, current=True).first_error
     return f"its log ends with: {one_line(error.message)}" if error else start
-
-
-def _telling(name: str) -> Callable[[Any, bytes], None]:
-    """Progress on stderr: one line that is rewritten on a terminal, else a line for each phase."""
-    live = sys.stderr.isatty()
-    told: list[str] = []
-
-    def tell(data: Any, body: bytes) -> None:
-        text = one_line(f"{name}: {data['text']}", 150)
-        if live:
-            typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
-        elif told[-1:] != [data["phase"]]:
-            told.append(data["phase"])
-            typer.echo(text, err=True)
-
-    return tell

@@ -1,0 +1,75 @@
+"""A probe of a server on a host: what a module and a verb both do around the measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from opsctl.errors import RemoteError, UsageError
+from opsctl.findings import Finding
+from opsctl.sglang.diagnosis.gather import choose
+from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
+from opsctl.sglang.probe.measure import Measurement
+from opsctl.sglang.probe.probe_findings import findings, word
+from opsctl.sglang.probe.probe_result import Baseline, Summary, summarise, to_json
+from opsctl.sglang.server.served import ServerInfo
+from opsctl.text import printable
+from opsctl.wire.calls.files import filelook_read
+from opsctl.wire.calls.server import servers_find
+from opsctl.wire.host import Host
+
+
+def simulated(host: Host, port: int) -> str:
+    """SGLANG_SIMULATE_ACC_LEN of the process that serves on a port, empty where it is not set or cannot be read."""
+    process = choose(host.call(servers_find()).result, port)
+    return (process["environment"] or {}).get("SGLANG_SIMULATE_ACC_LEN", "") if process else ""
+
+
+def reader(host: Host) -> Callable[[str], str | None]:
+    """What reads the text of a file there; it gives None where that cannot be read."""
+
+    def read(path: str) -> str | None:
+        try:
+            return host.call(filelook_read(path)).body.decode("utf-8", "replace")
+        except RemoteError:
+            return None
+
+    return read
+
+
+def template_of(info: ServerInfo, read: Callable[[str], str | None]) -> ChatTemplate | None:
+    """The template in the served model's own folder, for servers that do not render messages themselves."""
+    folder = info.tokenizer_path or info.model_path
+    try:
+        return read_template(lambda name: read(f"{folder}/{name}")) if folder else None
+    except UsageError:
+        return None  # one that cannot be read is as good as none: the finding `no-chat-template` says so
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe found. result: as JSON data, its findings included."""
+
+    measured: Measurement
+    summary: Summary
+    findings: tuple[Finding, ...]
+    result: dict[str, Any]
+
+
+def concluded(
+    measured: Measurement, name: str, known: Baseline | None = None, *, with_key: bool, simulated: str
+) -> Probed:
+    """What the measuring of a server means.
+
+    Args:
+        name: what the result is kept under.
+        known: how fast the server is without speculation.
+        with_key: whether it was asked with an API key.
+        simulated: as `simulated` tells, empty where that is not known.
+    """
+    summary = summarise(measured, known)
+    noticed = findings(measured, summary, with_key=with_key, simulated=simulated)
+    told = [{"id": f.id, "severity": word(f.level), "message": printable(f.message), "hint": f.remedy} for f in noticed]
+    result = to_json(measured, summary) | {"target": name, "findings": told}
+    return Probed(measured, summary, tuple(noticed), result)

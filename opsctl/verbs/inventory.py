@@ -1,0 +1,119 @@
+"""Checking that hosts are reached as the inventory says, and trusting their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from opsctl.errors import HostKeyError, RemoteError, UsageError
+from opsctl.verbs.frontend import SILENT, Done, Frontend
+from opsctl.verbs.hosts import on_each
+
+if TYPE_CHECKING:
+    from opsctl.inventory import InventoryHost
+    from opsctl.remote.host import RemoteHost
+    from opsctl.remote.trust import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Who we are on a host, with which Python, and what of the inventory is not honoured there."""
+
+    host: str
+    user: str
+    node: str
+    python: str
+    host_key: str | None
+    warnings: tuple[str, ...]
+
+
+def check(hosts: Sequence[InventoryHost], front: Frontend = SILENT) -> list[Done[Seen]]:
+    """Connect to every host, and say who we are there."""
+    return on_each(hosts, _look, front)
+
+
+def _look(remote: RemoteHost, host: InventoryHost) -> Seen:
+    from opsctl.wire.calls import core
+    from opsctl.wire.calls.core import Facts
+
+    told: Facts = remote.call(core.facts_gather(["host", "user", "python"]), timeout=60).result
+    user, node, python = told.get("user"), told.get("host"), told.get("python")
+    if user is None or node is None or python is None:
+        raise RemoteError(f"it does not say what it is: {told['missing']}", where=host.name)
+    warnings = tuple(remote.warnings)
+    return Seen(host.name, user["name"], node["name"], python["version"], remote.fingerprint, warnings)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that hosts show, by host."""
+
+    found: tuple[tuple[str, Found], ...]
+
+    @property
+    def new(self) -> list[tuple[str, Found]]:
+        """Of hosts that are not known yet."""
+        from opsctl.remote.hostkeys import Verdict
+
+        return [(name, shown) for name, shown in self.found if shown.verdict is Verdict.UNKNOWN]
+
+    @property
+    def changed(self) -> list[tuple[str, Found]]:
+        """Of hosts that were known by another key."""
+        from opsctl.remote.hostkeys import Verdict
+
+        return [(name, shown) for name, shown in self.found if shown.verdict is Verdict.CHANGED]
+
+    def demand_replaceable(self, fingerprints: Sequence[str]) -> None:
+        """Raise for a key that is revoked, differs from a pin, or has changed and is none of `fingerprints`.
+
+        Raises UsageError for a fingerprint that no host shows.
+        """
+        from opsctl.remote.hostkeys import Verdict
+
+        for name, shown in self.found:
+            if shown.verdict is Verdict.REVOKED:
+                raise HostKeyError(
+                    f"{shown.key.fingerprint} is marked @revoked in a known hosts file",
+                    where=name,
+                    hint="do not trust it",
+                )
+            if shown.verdict is not Verdict.CHANGED:
+                continue
+            if shown.pin:
+                raise HostKeyError(
+                    f"it is pinned in the inventory to {shown.pin}, and shows {shown.key.fingerprint}; nothing was "
+                    "written",
+                    where=name,
+                    hint="if its own `ssh-keygen -lf` says the same, edit `host_key` of the host in the inventory",
+                )
+            if shown.key.fingerprint not in fingerprints:
+                raise HostKeyError(
+                    f"its key HAS CHANGED to {shown.key.fingerprint}; nothing was written",
+                    where=name,
+                    hint="somebody may be in between. If its own `ssh-keygen -lf` says the same: --replace FINGERPRINT",
+                )
+        shows = {shown.key.fingerprint for _, shown in self.found}
+        for fingerprint in fingerprints:
+            if fingerprint not in shows:
+                raise UsageError(f"--replace {fingerprint}: no host shows this key; nothing was written")
+
+    def trust(self, front: Frontend = SILENT) -> Iterator[str]:
+        """Write the new and the changed keys; a line for each thing done."""
+        for name, shown in self.new:
+            yield f"{name}: added to {shown.trust()}"
+        for name, shown in self.changed:
+            for file in shown.replace():
+                yield f"{name}: its other keys are out of {file}; {file}.old is as it was"
+            yield f"{name}: {shown.key.fingerprint} is in {shown.files[0]}"
+            for file in shown.contradicting():
+                front.say(f"{name}: {file} still says otherwise, and counts too: change it as root")
+
+
+def keys(hosts: Sequence[InventoryHost]) -> Keys:
+    """Ask hosts for their keys, without logging in. Raises Unreachable."""
+    from opsctl.remote.trust import fetch
+
+    asked = (host for host in hosts if host.settings.connection != "local")
+    return Keys(tuple((host.name, fetch(host.connection())) for host in asked))
