@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _BYTES = {
@@ -45,3 +45,13 @@ def _sum(value: Any, units: Mapping[str, float], bare: str, expected: str) -> fl
 
 Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema({"type": ["number", "string"]})]
 """Seconds, written as a number or with units: 90, 30s, 1h30m."""
+
+
+def _some(value: float) -> float:
+    if value <= 0:
+        raise ValueError("expected more than 0: nothing is done in no time; leave it out for the usual limit")
+    return value
+
+
+TimeLimit = Annotated[Duration, AfterValidator(_some)]
+"""A duration after which something is given up."""

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from opsctl.errors import Place, UsageError
 from opsctl.localfiles import read
 from opsctl.secret_sources import TAGS, late_secret
-from opsctl.text import did_you_mean, one_line
+from opsctl.text import did_you_mean, nearest, one_line
 
 DocPath = tuple[str | int, ...]
 """Where a value stands in a document: keys and list indexes from the top."""
@@ -200,7 +200,10 @@ class _Builder:
         if tag == "!vault":
             raise self._error(node, "Ansible Vault values are not read", "use !file, !env or !cmd [program, ...]")
         if tag not in TAGS:
-            raise self._error(node, f"unknown tag {tag}", did_you_mean(tag, TAGS))
+            if nearest(tag, TAGS):
+                raise self._error(node, f"unknown tag {tag}", did_you_mean(tag, TAGS))
+            # Text that begins with a ! may be a secret that nobody knows yet: it is not quoted.
+            raise self._error(node, "unknown tag", f"known are {', '.join(TAGS)}; text that begins with ! needs quotes")
         place = Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
         if isinstance(node, yaml.ScalarNode) and node.value:
             # One word is one argument: nothing here is split as a shell would.
@@ -251,12 +254,14 @@ def as_bool(text: str) -> bool | None:
     return _BOOLS.get(text.lower())
 
 
-def ambiguous(word: Word, where: Place | None, what: str = "") -> UsageError:
-    """The error for a word whose meaning nothing decides."""
+def ambiguous(word: Word, where: Place | None, what: str = "", *, bools: bool = True) -> UsageError:
+    """The error for a word whose meaning nothing decides. bools: whether a bool may stand there."""
     plain = {True: "true", False: "false", None: _NULL}[word.meant]
     kind = "null" if word.meant is None else "a bool"
-    return UsageError(f"{what}`{word}` without quotes is text to some readers of YAML and {kind} to others",
-                      where=where, hint=f'write {plain}, or "{word}" where the text is meant')  # fmt: skip
+    said = f"{what}`{word}` without quotes is text to some readers of YAML and {kind} to others"
+    either = bools or word.meant is None
+    hint = f'write {plain}, or "{word}" where the text is meant' if either else f'write it in quotes: "{word}"'
+    return UsageError(said, where=where, hint=hint)
 
 
 def refuse(value: Any, source: Source, path: Sequence[str | int]) -> None:
@@ -279,7 +284,7 @@ def settled(annotation: Any, value: Any, source: Source, path: DocPath) -> Any:
         case Word() if bool in members and str not in members and value.meant is not None:
             return value.meant
         case Word():
-            raise ambiguous(value, source.place(path))
+            raise ambiguous(value, source.place(path), bools=str not in members or bool in members)
         case list():
             inner = [args[0] for m in members if typing.get_origin(m) is list and (args := typing.get_args(m))]
             return [settled(_union(inner), one, source, (*path, i)) for i, one in enumerate(value)]

@@ -28,7 +28,7 @@ MAY_KNOW = {
     "survey": {"agent", "gpu", "sglang", "wire"},
     "inventory": {"remote", "wire", "yaml_source"},
     "practice": set(),
-    "modules": {*DOMAIN, "inventory", "remote", "patchfiles"},
+    "modules": {*DOMAIN, "inventory", "remote", "patchfiles", "yaml_source"},
     "engine": {"wire", "agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
     "report": {*DOMAIN, "engine", "modules"} - {"agent"},
     "verbs": {*DOMAIN, "remote", "inventory", "survey", "modules", "patchfiles", "engine"},

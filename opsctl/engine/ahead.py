@@ -62,7 +62,10 @@ class Ahead:
         calls = 0
         for index, task in enumerate(self._order[start:]):
             skip = (beyond and index == 0) or task.number in self._seen
-            if not skip and isinstance(modules.get(task.module), Module):
+            module = modules.get(task.module)
+            if isinstance(module, Module) and module.costly and beyond and index > 1:
+                skip = True  # until it is next: what comes before may change the host again
+            if not skip and isinstance(module, Module):
                 prepared = self._prepared(task, unknown)
                 if prepared is not None:
                     ready.append((task, prepared))

@@ -20,7 +20,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from opsctl.engine.templating import is_template
-from opsctl.quantities import Duration
+from opsctl.inventory.model import Become
+from opsctl.quantities import Duration, TimeLimit
 from opsctl.schema_errors import plainly
 from opsctl.text import VARIABLE
 from opsctl.yaml_source import JUDGED_LATER, whole_number
@@ -35,6 +36,7 @@ class _Strict(BaseModel):
 
 
 _DURATION: TypeAdapter[float] = TypeAdapter(Duration)
+_LIMIT: TypeAdapter[float] = TypeAdapter(TimeLimit)
 _COUNT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0), BeforeValidator(whole_number)])
 
 
@@ -79,6 +81,9 @@ Portion = Annotated[int | str, BeforeValidator(_portion)]
 Batch = Annotated[int | str, BeforeValidator(_batch)]
 TemplatedDuration = Annotated[
     float | str, BeforeValidator(lambda v: _or_template(_DURATION, v)), WithJsonSchema({"type": ["number", "string"]})
+]
+TemplatedLimit = Annotated[
+    float | str, BeforeValidator(lambda v: _or_template(_LIMIT, v)), WithJsonSchema({"type": ["number", "string"]})
 ]
 TemplatedCount = Annotated[
     int | str, BeforeValidator(lambda v: _or_template(_COUNT, v)), WithJsonSchema({"type": ["integer", "string"]})
@@ -131,7 +136,7 @@ class Param(_Strict):
 class Supervise(_Strict):
     """The change runs detached on the host, which takes the whole run back by itself if the play is not confirmed."""
 
-    confirm_within: TemplatedDuration = Field(description="How long the host waits for the play to end well.")
+    confirm_within: TemplatedLimit = Field(description="How long the host waits for the play to end well.")
 
 
 class Gate(_Strict):
@@ -166,8 +171,8 @@ class TaskKeys(_Strict):
     until: Condition | None = Field(None, description="Try again until this holds; `result` is the last result.")
     retries: TemplatedCount | None = Field(None, description="How often to try again (default with until: 3).")
     delay: TemplatedDuration = Field(5.0, description="How long to wait before trying again.")
-    timeout: TemplatedDuration | None = Field(None, description="How long one try may take.")
-    become: bool | str | None = Field(None, description="true: as root; a name: as that user; false: as the SSH user.")
+    timeout: TemplatedLimit | None = Field(None, description="How long one try may take.")
+    become: Become | None = Field(None, description="true: as root; a name: as that user; false: as the SSH user.")
     changed_when: Condition | None = Field(None, description="Whether it changed something; `result` is its result.")
     failed_when: Condition | None = Field(None, description="Whether it failed; `result` is its result.")
     supervise: Supervise | None = None
@@ -180,7 +185,7 @@ class BlockKeys(_Strict):
     when: Condition = True
     tags: Names = Field(default_factory=list)
     vars: Variables = Field(default_factory=dict)
-    become: bool | str | None = None
+    become: Become | None = None
     block: Tasks = Field(description="Tasks.")
     rescue: Tasks = Field(default_factory=list, description="Tasks to run when one of the block fails.")
     always: Tasks = Field(default_factory=list, description="Tasks to run in any case.")
@@ -193,7 +198,7 @@ class IncludeKeys(_Strict):
     when: Condition = True
     tags: Names = Field(default_factory=list)
     vars: Variables = Field(default_factory=dict)
-    become: bool | str | None = None
+    become: Become | None = None
     include: str = Field(description="A file with a list of tasks, beside this one.")
 
 
@@ -221,14 +226,14 @@ class PlayKeys(_Strict):
         None, description="Question to ask before the first host is touched (--yes: not asked)."
     )
     lock: bool | str = Field(True, description="Hold the host against other operators; a name: only that lock.")
-    timeout: TemplatedDuration | None = Field(None, description="How long the play may take on one host.")
+    timeout: TemplatedLimit | None = Field(None, description="How long the play may take on one host.")
     serial: Batch | Annotated[list[Batch], Field(min_length=1)] | None = Field(
         None, description="Hosts at a time: a number, a share such as 25%, or several in turn."
     )
     max_failures: Portion | None = Field(
         None, description="Hosts that may fail, unreachable ones included, before no other host is begun: 2 or 10%."
     )
-    become: bool | str | None = None
+    become: Become | None = None
     tags: Names = Field(default_factory=list)
 
     @field_validator("lock")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.secret import Secret
 from opsctl.text import VARIABLE
 from opsctl.wire.command_line import DEFAULT_PORT
+from opsctl.yaml_source import as_bool
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 
@@ -24,6 +25,16 @@ SecretText = Annotated[_PLAIN_SECRET, BeforeValidator(_secret)]
 """A secret; text in clear becomes one."""
 
 TextOrSecret = str | _PLAIN_SECRET
+
+
+def _somebody(value: bool | str) -> bool | str:
+    if isinstance(value, str) and as_bool(value) is not None:
+        raise ValueError(f'"{value}" in quotes would be the name of a user: write true or false without quotes')
+    return value
+
+
+Become = Annotated[bool | str, AfterValidator(_somebody)]
+"""Whether to become root, or whom to become."""
 
 
 class _Strict(BaseModel):
@@ -86,11 +97,11 @@ class SglangSettings(_Strict):
 class Timeouts(_Strict):
     """How long each step of connecting may take."""
 
-    connect: Duration = Field(10.0, description="TCP, or the proxy command.")
-    banner: Duration = Field(30.0, description="The server's introduction and the agreement on keys.")
-    auth: Duration = Field(30.0, description="The server's judgement of one key or password.")
-    channel: Duration = Field(30.0, description="Opening a channel.")
-    sudo: Duration = Field(30.0, description="sudo asking, or letting us in.")
+    connect: TimeLimit = Field(10.0, description="TCP, or the proxy command.")
+    banner: TimeLimit = Field(30.0, description="The server's introduction and the agreement on keys.")
+    auth: TimeLimit = Field(30.0, description="The server's judgement of one key or password.")
+    channel: TimeLimit = Field(30.0, description="Opening a channel.")
+    sudo: TimeLimit = Field(30.0, description="sudo asking, or letting us in.")
 
 
 class Ssh(_Strict):
@@ -112,7 +123,7 @@ class Settings(_Strict):
     key: list[str] | str | None = Field(None, description="Private key file, or several.")
     jump: list[str] | str | None = Field(None, description="Jump host `[user@]host[:port]`, or several in order.")
     password: SecretText | None = Field(None, description="SSH password: !env, !file or !cmd.")
-    become: bool | str | None = Field(None, description="true: become root through sudo; a name: become that user.")
+    become: Become | None = Field(None, description="true: become root through sudo; a name: become that user.")
     become_password: SecretText | None = Field(None, description="sudo password: !env, !file or !cmd.")
     python: str | None = Field(None, description="Python 3.8 or later on the host that runs the agent.")
     host_key: str | None = Field(
@@ -129,6 +140,14 @@ class Settings(_Strict):
     ssh: Ssh | None = None
     sglang: SglangSettings | None = None
     vars: dict[str, Any] = Field(default_factory=dict, description="Variables for playbooks and templates.")
+
+    @field_validator("address")
+    @classmethod
+    def _whole_address(cls, value: str | None) -> str | None:
+        """Refuse a part of an address: systems read `10.0` as 10.0.0.0, which nobody means."""
+        if value is not None and re.fullmatch(r"[0-9.]+", value) and value.count(".") != 3:
+            raise ValueError(f"`{value}` is no whole address: expected four numbers such as 10.0.0.5, or a name")
+        return value
 
     @field_validator("vars", mode="before")
     @classmethod

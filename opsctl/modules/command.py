@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Pattern, Public, Text, seal, split
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.secret import Secret
 from opsctl.text import one_line
 from opsctl.wire.calls.files import filelook_stat
@@ -23,6 +23,8 @@ KEEP = "0"
 UNFORESEEN = "a command says only by running what it changes; give it `creates`, `unless` or `check`"
 
 Words = Public | list[Public]
+# What Ansible takes out of a command that is one text.
+_ANSIBLES = re.compile(r"(?:^|\s)(chdir|creates|removes|executable)=\S")
 
 
 class ChangedWhen(ModuleArgs):
@@ -46,12 +48,18 @@ class CommandArgs(ModuleArgs):
     cwd: HostPath | None = Field(None, description="Folder to run it in.")
     env: dict[str, Text] = Field(default={}, description="Environment variables on top of the usual ones.")
     stdin: Text | None = Field(None, description="Its standard input; nothing by default.")
-    timeout: Duration = Field(600.0, description="It is stopped after this time.")
-    inactivity: Duration | None = Field(None, description="It is stopped after this time without output.")
+    timeout: TimeLimit = Field(600.0, description="It is stopped after this time.")
+    inactivity: TimeLimit | None = Field(None, description="It is stopped after this time without output.")
     ok_codes: list[int] = Field(default=[0], description="Exit codes that mean success.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.cmd is not None and self.model_fields_set == {"cmd"} and (found := _ANSIBLES.search(self.cmd)):
+            ours = {"chdir": "cwd"}.get(found[1], found[1])
+            raise ValueError(
+                f"`{found[1]}=` would be a word of the command: give `{ours}` beside `cmd`, "
+                "or `env: {}` with it if the word is meant"
+            )
         if self.read_only and (self.creates or self.removes or self.unless or self.check or self.undo):
             raise ValueError("`read_only` excludes creates, removes, unless, check and undo")
         return self

@@ -156,6 +156,8 @@ class Module(ABC, Generic[A]):
     args: ClassVar[type[ModuleArgs]]
     free_form: ClassVar[str | None] = None  # the argument that a bare string fills: `command: uptime`
     examples: ClassVar[str] = ""  # YAML tasks, run by the tests
+    # Whether what it observes takes the host long: then it is not observed anew after each change that comes before.
+    costly: ClassVar[bool] = False
     results: ClassVar[frozenset[str] | None] = (
         None  # what `register` may get besides RESULTS; None: not known beforehand
     )

@@ -11,6 +11,7 @@ from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.secret import masked
 from opsctl.text import printable
 from opsctl.wire.host import Host
+from opsctl.yaml_source import Fraction
 
 
 class DebugArgs(ModuleArgs):
@@ -40,6 +41,7 @@ class Debug(Action[DebugArgs]):
 
     def run(self, args: DebugArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         value = masked(args.msg if args.var is None else site.evaluate(args.var))
-        text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=str)
+        plain = str(value) if isinstance(value, Fraction) else value  # as it was written: 1.10 and not 1.1
+        text = plain if isinstance(plain, str) else json.dumps(plain, indent=2, ensure_ascii=False, default=str)
         shown = text if args.var is None else f"{args.var} = {text}"
         return Outcome(values={"msg": value}, lines=tuple(printable(shown).splitlines()))

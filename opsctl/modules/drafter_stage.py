@@ -80,6 +80,7 @@ class DrafterStage(Module[DrafterStageArgs]):
 
     name = "drafter_stage"
     args = DrafterStageArgs
+    costly = True
     examples = """
 - name: Bring the drafter to the host
   when: false

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.wire.calls.core import facts_gather
 from opsctl.wire.protocol import Call, Reply
 
@@ -17,7 +17,7 @@ Part = Literal["os", "kernel", "cpu", "memory", "disks", "numa", "gpu", "python"
 
 class FactsArgs(ModuleArgs):
     parts: list[Part] | None = Field(None, description="Only these; all by default.")
-    limit: Duration = Field(5.0, description="Time for each part; those that take longer are named in `missing`.")
+    limit: TimeLimit = Field(5.0, description="Time for each part; those that take longer are named in `missing`.")
 
 
 class Facts(Module[FactsArgs]):

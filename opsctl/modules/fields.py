@@ -17,7 +17,10 @@ from opsctl.secret import Secret
 def _mode(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3,4}", value):
         return int(value, 8)
-    raise ValueError('expected octal digits as text, such as "0644"')
+    digits = str(value).removeprefix("0o")
+    if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(r"[0-7]{3,4}", digits):
+        raise ValueError(f'expected octal digits in quotes: "0{digits.lstrip("0")}"')
+    raise ValueError('expected octal digits in quotes, such as "0644"')
 
 
 def _path(value: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from opsctl.errors import Conflict
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.wire.calls.git import Checkout, git_checkout, git_look, git_restore
 from opsctl.wire.protocol import Call, Reply
 
@@ -31,7 +31,7 @@ class GitArgs(ModuleArgs):
     )
     submodules: bool = Field(False, description="Bring submodules to their commits too.")
     depth: int | None = Field(None, description="Fetch only this many commits of history.", ge=1)
-    timeout: Duration = Field(1800.0, description="Time for the whole of it.")
+    timeout: TimeLimit = Field(1800.0, description="Time for the whole of it.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

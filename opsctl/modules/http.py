@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Pattern, Public, Statuses, Text, reveal, seal_headers
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.text import one_line, size
 from opsctl.wire.calls.core import Answered, http_request
 from opsctl.wire.host import Host
@@ -26,7 +26,7 @@ class HttpArgs(ModuleArgs):
     content: Text | None = Field(None, description="Content, sent as it is.")
     status: Statuses = Field([200], description="Statuses that mean success.")
     contains: Pattern | None = Field(None, description="Regular expression that must be found in the answer.")
-    timeout: Duration = Field(30.0, description="Time to wait for the answer.")
+    timeout: TimeLimit = Field(30.0, description="Time to wait for the answer.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -6,14 +6,14 @@ from pydantic import Field
 
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import Public
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.text import one_line
 from opsctl.wire.host import Host
 
 
 class RawArgs(ModuleArgs):
     cmd: Public = Field(description="Text for the login user's shell.")
-    timeout: Duration = Field(60.0, description="It is given up after this time.")
+    timeout: TimeLimit = Field(60.0, description="It is given up after this time.")
     ok_codes: list[int] = Field(default=[0], description="Exit codes that mean success.")
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from opsctl.errors import TaskFailed
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.wire.calls.process import Action, Unit, service_change, service_restore, service_resume, service_show
 from opsctl.wire.protocol import Call, Reply
 
@@ -24,7 +24,7 @@ class ServiceArgs(ModuleArgs):
     daemon_reload: bool = Field(
         False, description="Have systemd read its units again; done anyway when it asks for it."
     )
-    timeout: Duration = Field(300.0, description="Time for each action of systemd.")
+    timeout: TimeLimit = Field(300.0, description="Time for each action of systemd.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from opsctl.errors import RemoteError
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site, passed_on
 from opsctl.modules.fields import HostPath, Pattern, Public, Statuses, Text, seal_headers
-from opsctl.quantities import Duration
+from opsctl.quantities import TimeLimit
 from opsctl.wire.calls.process import wait_http, wait_log, wait_path, wait_port
 from opsctl.wire.calls.server import ready_wait
 from opsctl.wire.host import Host
@@ -65,8 +65,8 @@ class WaitArgs(ModuleArgs):
     ] = Field(None, description="An address that is to answer.")
     log: LogLine | None = Field(None, description="A line that is to appear in a log.")
     server: ServerReady | None = Field(None, description="An SGLang server that is to answer with a token.")
-    timeout: Duration = Field(300.0, description="How long to wait.")
-    stall: Duration | None = Field(None, description="Give up when the log has nothing new for this time.")
+    timeout: TimeLimit = Field(300.0, description="How long to wait.")
+    stall: TimeLimit | None = Field(None, description="Give up when the log has nothing new for this time.")
     while_alive: Living | None = Field(None, description="Give up when this dies.")
 
     @model_validator(mode="after")

@@ -31,7 +31,9 @@ def test_a_word_whose_type_nothing_decides_is_told_with_both_ways(project: Proje
             project.run()
         assert str(caught.value.where).endswith(f"play.yaml:2:{text.index('W') + 1}")
         plain = "null" if word.lower() == "null" else "true" if word.lower() in ("yes", "on", "y", "true") else "false"
-        assert caught.value.hint == f'write {plain}, or "{word}" where the text is meant'
+        text_alone = plain != "null" and any(one in text for one in ("content: W", "A: W", "name: W", "that: W"))
+        both = f'write {plain}, or "{word}" where the text is meant'
+        assert caught.value.hint == (f'write it in quotes: "{word}"' if text_alone else both)
 
 
 @pytest.mark.parametrize("text", ["vars: {a: off}", "become: yes", "sglang: {launch: {flag: no}}", "user: no"])
@@ -61,6 +63,7 @@ def test_on_the_command_line_the_type_of_the_param_decides(project: Project) -> 
     text = "hosts: here\nparams: {word: {}}\nvars: {flag: true}\ntasks: [{name: it, debug: '{{ word }}'}]\n"
     assert project.run(text, e=("word=no",)).lines("it") == ("no",)
     assert project.run(text, e=("word=1.10",)).lines("it") == ("1.10",)
+    assert project.run("hosts: here\ntasks: [{name: it, debug: 1.10}]\n").lines("it") == ("1.10",)
     with pytest.raises(UsageError) as caught:
         project.run(text, e=("word=x", "flag=no"))
     assert str(caught.value).startswith("-e flag: `no` without quotes")

@@ -81,6 +81,21 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     assert names(inventory(tmp_path, GOOD), pattern) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('become: "yes"', "would be the name of a user"),
+        ("address: 10.0", "`10.0` is no whole address"),
+        ("timeouts: {connect: 0}", "expected more than 0"),
+        ("password: !hunter2 ", "unknown tag"),
+    ],
+)
+def test_what_nobody_means_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        inventory(tmp_path, f"hosts:\n  a: {{{text}}}\n")
+    assert "hunter2" not in f"{caught.value.message} {caught.value.hint}"
+
+
 @pytest.mark.parametrize(("pattern", "hint"), [("blakwell", "blackwell"), ("b1:!b1", "inventory list"), ("x*", "all")])
 def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path, pattern: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
