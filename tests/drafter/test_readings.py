@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ def weights(tmp_path: Path) -> Path:
     """Eight chunks, written long ago."""
     file = tmp_path / "draft" / "model.bin"
     file.parent.mkdir()
-    file.write_bytes(os.urandom(8 * CHUNK))
+    file.write_bytes(random.Random(1).randbytes(8 * CHUNK))
     os.utime(file, ns=(LONG_AGO, LONG_AGO))
     return file
 
@@ -104,7 +105,7 @@ def test_what_was_read_of_another_file_is_not_remembered_of_this_one(weights: Pa
     """A file takes the place of another for a while, and both keep their inodes and times."""
     before = digests(weights)
     other, aside = weights.with_name(".other"), weights.with_name(".aside")
-    other.write_bytes(os.urandom(8 * CHUNK))
+    other.write_bytes(random.Random(2).randbytes(8 * CHUNK))
     os.utime(other, ns=(LONG_AGO, LONG_AGO))
     os.utime(weights, ns=(LONG_AGO, LONG_AGO + 1))  # what is remembered does not count
     asked = []
