@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,8 @@ from opsctl.engine.events import (
 )
 from opsctl.engine.options import Recorded
 from opsctl.errors import Exit, UsageError
+from opsctl.remote.agent_client import AgentClient, Pending
+from opsctl.wire.protocol import Call
 from tests.drafter.build import Raw, write_safetensors
 from tests.engine.world import Project
 from tests.sshd import eventually
@@ -651,3 +654,25 @@ gates:
     assert releases() == ["one"]
     assert project.run(e=(f"drafter={project.folder}/two", "good=true")).code == Exit.DONE
     assert releases() == ["two"]
+
+
+def test_what_takes_the_host_long_to_observe_is_not_observed_after_each_change(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.folder / "drafter").mkdir()
+    (project.folder / "drafter" / "model.safetensors").write_bytes(b"weights")
+    asked: list[str] = []
+    send = AgentClient.send
+
+    def noted(agent: AgentClient, calls: Sequence[Call[Any]], **how: Any) -> list[Pending]:
+        asked.extend(call.name for call in calls)
+        return send(agent, calls, **how)
+
+    monkeypatch.setattr(AgentClient, "send", noted)
+    folders = "".join(f"  - file: {{path: OUT/{name}, state: directory}}\n" for name in "abcd")
+    stage = f"  - drafter_stage: {{path: {project.folder}/drafter, name: d, releases: OUT/releases}}\n"
+    assert project.run(f"hosts: here\ntasks:\n{folders}{stage}").code is Exit.DONE
+    assert asked.count("stage.look") == 2  # with all others, and once more when it is next
+    asked.clear()
+    assert project.run().code is Exit.DONE
+    assert asked.count("stage.look") == 1
