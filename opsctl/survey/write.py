@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from opsctl.sglang.server import launch
+from opsctl.sglang.server import command
 from opsctl.sglang.server.command import SPELLINGS, as_flags
 from opsctl.survey.look import Found, Running, environment_of
 from opsctl.text import one_line
@@ -153,7 +153,7 @@ def section(found: Found) -> Section:
 
 
 def _of_server(found: Found, server: Running) -> Section:
-    started = launch.parse(server.argv) or launch.Launch()
+    started = command.parse(server.argv) or command.Launch()
     bind = started.host if started.host and started.host not in _ANY else None
     values: dict[str, Any] = {
         **_code(found),
@@ -233,7 +233,7 @@ def _weights_root(drafter: str | None, model: str | None, home: str) -> str:
     return posixpath.join(home, "drafters")
 
 
-def _said(values: Mapping[str, Any], started: launch.Launch) -> set[str]:
+def _said(values: Mapping[str, Any], started: command.Launch) -> set[str]:
     """Flags that the section says in words of its own, in every spelling."""
     names = {"model-path", "tp-size", "port"} | ({"host"} if values["bind"] else set())
     return names | {spelling for name in names for spelling in SPELLINGS.get(name, ())}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.agent.process.wait import Watch
-from opsctl.agent.server import ready, startadvice, startlog
+from opsctl.agent.server import ready, startlog
 from opsctl.wire.protocol import AgentError
 from tests.modules.conftest import InProcess
 from tests.modules.test_wait import free_port
@@ -69,7 +69,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. G
     ],
 )  # fmt: skip
 def test_the_fraction_to_lower(message: str, phase: str, draft: bool, fraction: float | None, says: str) -> None:
-    assert says in startadvice.advice("cuda_out_of_memory", message, phase, draft, fraction)
+    assert says in ready.advice("cuda_out_of_memory", message, phase, draft, fraction)
 
 
 def test_the_first_error_is_told_not_the_last() -> None:

@@ -13,7 +13,7 @@ from opsctl.agent.process import unitname
 from opsctl.engine.loader import load_playbook
 from opsctl.inventory import load
 from opsctl.localfiles import shipped
-from opsctl.sglang.server import command, launch
+from opsctl.sglang.server import command
 from opsctl.survey import write
 from opsctl.survey.look import Checkout, Found, Running, environment_of
 from opsctl.survey.write import section
@@ -60,8 +60,8 @@ def test_the_inventory_starts_what_ran(tmp_path: Path, line: str) -> None:
     argv = command.words(host.sglang)
     assert argv is not None
     ran = shlex.split(line)
-    assert launch.parse(argv) is not None
-    started, before = launch.parse(argv), launch.parse(ran)
+    assert command.parse(argv) is not None
+    started, before = command.parse(argv), command.parse(ran)
     assert started is not None
     assert before is not None
     same = ("model", "tp", "draft_model", "algorithm", "served_name", "mem_fraction", "trust_remote_code", "steps")

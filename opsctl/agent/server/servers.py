@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from opsctl.agent.git import checkout
 from opsctl.agent.process import pids, unitname
-from opsctl.agent.server import modelpath
 from opsctl.agent.source import interpreter
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context
@@ -72,8 +71,8 @@ def _server(pid: int) -> Optional[ServerProcess]:
         "parent": process.parent,
         "session": process.session,
         "argv": command_line.masked(argv),
-        "model": modelpath.placed(command_line.value(argv, command_line.MODEL), cwd),
-        "drafter": modelpath.placed(command_line.value(argv, command_line.DRAFTER), cwd),
+        "model": placed(command_line.value(argv, command_line.MODEL), cwd),
+        "drafter": placed(command_line.value(argv, command_line.DRAFTER), cwd),
         "started": pids.began(process),
         "now": time.time(),
         "user": _user(pid),
@@ -198,6 +197,17 @@ def _size(path: Optional[str]) -> int:
 def _user(pid: int) -> Optional[str]:
     uid = pids.owner(pid)
     return None if uid is None else pids.user_name(uid)
+
+
+def placed(said: Optional[str], cwd: Optional[str]) -> Optional[str]:
+    """The folder of a model, as a server that works in `cwd` finds it; the name of one on a hub stays as it is.
+
+    `org/name` may be either: like SGLang, whatever is a folder there is taken for that.
+    """
+    if not said or not cwd:
+        return said
+    there = os.path.normpath(os.path.join(cwd, said))
+    return there if said.startswith(".") or os.path.isdir(there) else said
 
 
 CALLS = {"find": find}

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.files.regular import opened, whole
-from opsctl.agent.server import modelpath, servers
+from opsctl.agent.server import servers
 from opsctl.agent.source import source
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context, Reply
@@ -60,8 +60,8 @@ def look(
             "not-found", "it is not said where the source tree is (`checkout`), and no server runs that would tell"
         )
     running = serving or {"model": None, "drafter": None}
-    architectures = classes_of(modelpath.placed(model, cwd) or running["model"])
-    drafter = running["drafter"] or modelpath.placed(drafter, cwd)
+    architectures = classes_of(servers.placed(model, cwd) or running["model"])
+    drafter = running["drafter"] or servers.placed(drafter, cwd)
     reply = source.gather(call, root, files, tuple(dict.fromkeys((*classes, *architectures))), exists)
     asking.finish()
     top = os.path.join(reply.result["root"], reply.result["prefix"])

@@ -23,7 +23,7 @@ from opsctl.errors import OpsctlError
 from opsctl.inventory.model import SglangSettings
 from opsctl.sglang.diagnosis.gather import choose
 from opsctl.sglang.diagnosis.seen import target_class
-from opsctl.sglang.server import command, launch
+from opsctl.sglang.server import command
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire.calls.checkpoint import checkpoint_gather
@@ -116,7 +116,7 @@ class _Meeting:
         if not checkout and self.settings.interpreter:
             argv = [self.settings.interpreter, "-c", _LOCATE]
             wanted["package"] = proc_run(argv, timeout=20.0)
-        started = launch.parse(words) if words else None
+        started = command.parse(words) if words else None
         model = (started.model if started else None) or model
         if model and model.startswith("."):
             model = posixpath.normpath(posixpath.join(self.settings.folder, model))
@@ -131,7 +131,7 @@ class _Meeting:
         process = self._process(answers.get("servers"))
         environment: Mapping[str, Any] = self.settings.env
         if process is not None and words is None:
-            started = launch.parse(process["argv"])
+            started = command.parse(process["argv"])
             environment = process["environment"] or {}
             model = process["model"] or model
         target = self._target(answers.get("target"), model)
@@ -240,7 +240,7 @@ class _Meeting:
         versions = v.KNOWN if floor is None else (floor,)
         return tuple(InTree(*version.key, version.text, read, effect) for version in versions)
 
-    def _serving(self, started: launch.Launch | None, environment: Mapping[str, Any]) -> Serving:
+    def _serving(self, started: command.Launch | None, environment: Mapping[str, Any]) -> Serving:
         tp = (started.tp if started else None) or self.settings.tp
         if tp is None:
             self.unknown.append("tensor parallelism: 1 is taken" if started else "tensor parallelism: 8 is taken")

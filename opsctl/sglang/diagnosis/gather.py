@@ -25,7 +25,7 @@ from opsctl.sglang.diagnosis.seen import Seen, settings, target_class, version_t
 from opsctl.sglang.logs import timeline
 from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
-from opsctl.sglang.server import launch
+from opsctl.sglang.server import command
 from opsctl.sglang.server.api import Server
 from opsctl.sglang.server.served import ROOTED, Metrics, ServerInfo, placed
 from opsctl.sglang.source import facts, tree
@@ -81,7 +81,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     # Where the inventory says where the host's own server writes, another on the machine is not taken for it.
     port = asked.usual_port if asked.usual_log and asked.port is None else asked.port
     process = choose(servers.result, port, asked.usual_port)
-    started = launch.parse(process["argv"]) if process else None
+    started = command.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
     info, metrics, refusal = None, None, None
@@ -263,7 +263,7 @@ def _of_itself(target: Mapping[str, Any] | None) -> Kind | None:
     return kind if kind is Kind.MTP else None
 
 
-def _serving(started: launch.Launch | None, info: ServerInfo | None, told: Mapping[str, Any]) -> Serving:
+def _serving(started: command.Launch | None, info: ServerInfo | None, told: Mapping[str, Any]) -> Serving:
     flags = settings(info, started, told)
     return Serving(
         tp=flags.tp,

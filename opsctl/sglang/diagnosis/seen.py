@@ -11,7 +11,7 @@ from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogE
 from opsctl.sglang.logs import timeline
 from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
-from opsctl.sglang.server import launch
+from opsctl.sglang.server import command
 from opsctl.sglang.server.served import Metrics, ServerInfo
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire.calls.server import ServerProcess
@@ -22,7 +22,7 @@ class Seen:
     """The raw findings. Each is None (or empty) where there was nothing to look at; `notes` says what failed."""
 
     process: ServerProcess | None
-    started: launch.Launch | None
+    started: command.Launch | None
     info: ServerInfo | None
     metrics: Metrics | None
     log: timeline.Summary | None
@@ -66,7 +66,7 @@ def version_text(info: ServerInfo | None, log: timeline.Summary | None) -> str |
     return (info.version if info else None) or (log.version if log else None)
 
 
-def settings(info: ServerInfo | None, started: launch.Launch | None, told: Mapping[str, Any]) -> Flags:
+def settings(info: ServerInfo | None, started: command.Launch | None, told: Mapping[str, Any]) -> Flags:
     """The settings: what the server says, else what its log says, else its command line."""
     if info:
         return Flags(

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from opsctl.errors import Exit
 from opsctl.inventory.model import SglangSettings
-from opsctl.sglang.patches import ALL, KIMI_K25, Patch, Status, draftpatches, eagle3_capture, patchset, proofs
-from opsctl.sglang.patches.draftpatches import Drafter
+from opsctl.sglang.patches import ALL, KIMI_K25, Patch, Status, eagle3_capture, patchset, proofs
+from opsctl.sglang.patches.drafter import CLASS
 from opsctl.sglang.patches.own import EndState
 from opsctl.sglang.patches.patchset import CAPTURE, Entry, FileEdit, LeftOut, Plan, Report
-from opsctl.sglang.server import command, launch
+from opsctl.sglang.server import command
 from opsctl.sglang.source import tree as trees
 from opsctl.sglang.source.tree import SourceTree
 from opsctl.wire import command_line
 from opsctl.wire.calls.server import ServerProcess
 from opsctl.wire.calls.source import (
     DiffsTried,
+    DraftNames,
     Edit,
     Gathered,
     PatchLook,
@@ -104,7 +106,7 @@ def place(settings: SglangSettings, root: str | None = None) -> Place:
     words = command.words(settings) or []
     first = words[0] if words and "python" in posixpath.basename(words[0]) else None
     path = settings.env.get("PYTHONPATH")
-    started = launch.parse(words)
+    started = command.parse(words)
     return Place(
         root=root or settings.checkout,
         port=settings.port,
@@ -145,7 +147,7 @@ def received(reply: Reply[PatchLook]) -> Looked:
         architectures=tuple(told["architectures"]),
         imported=told["imported"],
         readonly=frozenset(told["readonly"]),
-        drafter=draftpatches.received(told["drafter"]),
+        drafter=drafter_told(told["drafter"]),
     )
 
 
@@ -177,7 +179,7 @@ def chosen(
         return tuple(found)
     if target:
         return (*patchset.for_target(tree, patchset.select((), target=target), target), *states)
-    known = draftpatches.for_drafter(ALL, drafter)
+    known = for_drafter(ALL, drafter)
     if architectures and KIMI_K25.class_name not in architectures:
         about_others: Patch = LeftOut(KIMI_K25, f"the target of this host is {architectures[0]}")
         known = tuple(about_others if patch is KIMI_K25 else patch for patch in known)
@@ -255,3 +257,41 @@ def _running(server: ServerProcess) -> Running:
         old_code=None if newest is None else newest > server["started"],
         newest_file=server["newest_file"],
     )
+
+
+NAMES = "eagle3-loader-names"
+ABOUT_DRAFTER = (NAMES, "eagle3-loader-strict", "eagle3-d2t-guard", "eagle3-fc-guard")
+_READ_AS = {"Eagle3Speculator": CLASS}  # what the configuration of speculators is turned into
+_BY_NUMBER = re.compile(r"(^|\.)layers\.0\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """The draft model of a host. layers: names of its layers' tensors, None where they cannot be read."""
+
+    path: str
+    architectures: tuple[str, ...]
+    layers: tuple[str, ...] | None
+
+
+def drafter_told(told: DraftNames | None) -> Drafter | None:
+    """The draft model that the host tells of."""
+    if told is None:
+        return None
+    layers = None if told["layers"] is None else tuple(told["layers"])
+    return Drafter(told["path"], tuple(told["architectures"]), layers)
+
+
+def for_drafter(patches: Sequence[Patch], drafter: Drafter | None) -> tuple[Patch, ...]:
+    """The patches, those that this draft model does not need told to be so."""
+    why = {name: _why_not(name, drafter) for name in ABOUT_DRAFTER} if drafter else {}
+    return tuple(LeftOut(patch, reason) if (reason := why.get(patch.name)) else patch for patch in patches)
+
+
+def _why_not(name: str, drafter: Drafter) -> str | None:
+    classes = [_READ_AS.get(one, one) for one in drafter.architectures]
+    if classes and CLASS not in classes:
+        return f"the draft model of this host, {drafter.path}, is a {classes[0]}, which another loader loads"
+    if name == NAMES and drafter.layers is not None and not any(map(_BY_NUMBER.search, drafter.layers)):
+        return f"the draft model of this host, {drafter.path}, has no tensor called layers.0.*"
+    return None

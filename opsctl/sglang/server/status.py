@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from opsctl.sglang.server import launch
+from opsctl.sglang.server import command
 from opsctl.sglang.server.served import ServerInfo, placed
 from opsctl.text import duration, size
 from opsctl.wire import command_line
@@ -61,7 +61,7 @@ def status(
 
     memory: MiB on GPUs by pid, of `vram.processes`. usual_port: the one of the host's own server.
     """
-    settings = launch.parse(process["argv"]) or launch.Launch()
+    settings = command.parse(process["argv"]) or command.Launch()
     newest = process["newest"]
     port = command_line.port(process["argv"])
     return Status(
