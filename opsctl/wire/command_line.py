@@ -1,7 +1,8 @@
 """Command lines of SGLang servers, read as argparse reads them: which words are a server's, and what a flag says.
 
-Used on both ends. Only flags that opsctl reasons about have a name here, in every spelling of every release; with fewer
-known an unambiguous beginning may be one of a flag that is not known, but then no server that takes it has the other.
+Used on both ends. Only flags that opsctl reasons about have a name here, in every spelling of every release. A
+beginning that fits one of them is that flag: a release that has another such flag as well refuses it. One that fits
+several is of one or the other by release, and is not guessed.
 """
 
 from __future__ import annotations

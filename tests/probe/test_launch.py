@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opsctl.sglang import releases
 from opsctl.sglang.releases import Release
-from opsctl.sglang.server.launch import Launch, parse
+from opsctl.sglang.server.command import Launch, parse
 from opsctl.wire import command_line
 
 KIMI = (
@@ -96,23 +96,36 @@ def argparse_of(release: Release) -> argparse.ArgumentParser:
 
 RELEASES = [releases.of(version) for version in (releases.known()[0], releases.known()[-1])]
 PARSERS = {release.version: argparse_of(release) for release in RELEASES}
-VALUE = st.one_of(
-    st.sampled_from(["/srv/models/k", "8", "-1", "-.5", "-1e5", "EAGLE3", "a=b", "-x", "- a b", "-", "", "--port"]),
-    st.text(st.characters(codec="utf-8"), max_size=6),
-)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=6).filter(lambda text: not text.startswith("-"))
+APART = st.sampled_from(["/srv/models/k", "8", "-1", "-.5", "EAGLE3", "a=b", "- a b", "-", ""]) | TEXT
+INLINE = st.sampled_from(["-x", "--port", "-1e5"]) | APART  # any text, where it follows `=`
+
+
+def beginnings(release: Release, flag: str) -> list[str]:
+    """A flag, and the beginnings of it that are of no other flag, nor of one with a name here of another release."""
+    others = (release.flags | {name for one in command_line.FLAGS for name in one.names}) - {flag}
+    return [
+        flag[:n]
+        for n in range(3, len(flag) + 1)
+        if flag[:n] == flag or not any(other.startswith(flag[:n]) for other in others)
+    ]
 
 
 @st.composite
 def commands(draw: st.DrawFn) -> tuple[Release, list[str]]:
     """A release, and words as somebody may type them for it: whole flags and beginnings, with values in any form."""
     release = draw(st.sampled_from(RELEASES))
-    known = sorted(release.flags & {name for flag in command_line.FLAGS for name in flag.names})
+    kinds = {name: flag.kind for flag in command_line.FLAGS for name in flag.names if name in release.flags}
     words: list[str] = []
     for _ in range(draw(st.integers(0, 6))):
-        flag = draw(st.sampled_from(known) | st.sampled_from(sorted(release.flags)))
-        flag = flag[: draw(st.integers(3, len(flag)) | st.just(len(flag)))]
-        values = draw(st.lists(VALUE, max_size=2))
-        words += [f"{flag}={values[0]}"] if values and draw(st.booleans()) else [flag, *values]
+        flag = draw(st.sampled_from(sorted(kinds)) | st.sampled_from(sorted(release.flags)))
+        written = draw(st.sampled_from(beginnings(release, flag)))
+        kind = kinds.get(flag)
+        if kind != "switch" and draw(st.booleans()):
+            words.append(f"{written}={draw(INLINE)}")
+        else:
+            least, most = (0, 0) if kind == "switch" else (1, 1) if kind else (0, 2)
+            words += [written, *draw(st.lists(APART, min_size=least, max_size=most))]
     return release, words
 
 
@@ -120,7 +133,6 @@ def commands(draw: st.DrawFn) -> tuple[Release, list[str]]:
 @given(commands())
 def test_a_command_is_read_as_argparse_reads_it(command: tuple[Release, list[str]]) -> None:
     release, words = command
-    assume("--" not in words)
     try:
         wanted, rest = PARSERS[release.version].parse_known_args(words)
     except (argparse.ArgumentError, SystemExit):
