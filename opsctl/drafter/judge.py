@@ -117,7 +117,8 @@ def _unknown(versions: Sequence[Version]) -> list[Finding]:
             why = "not among the versions read"
         if isinstance(version, InTree) and version.target is not None:
             verdict, rules = Verdict.NOTE, f"its source tells what its target's class does; the rest is {rules}"
-        found.append(Finding("sglang-version", verdict, str(version), f"{why}: {rules}", "", (version,)))
+        detail = f"{why}: {rules}"
+        found.append(Finding("sglang-version", verdict, str(version), detail, "", (version,), in_outcome=False))
     return found
 
 

@@ -75,6 +75,11 @@ def test_a_class_that_does_not_record_is_never_ok(
             "SGLang 0.5.10 or later, or opsctl patch sglang --for-target KimiK25ForConditionalGeneration",
         ),
         (
+            "Qwen3VLMoeForConditionalGeneration",
+            "0.5.9",
+            "SGLang 0.5.11 or later, or opsctl patch sglang --for-target Qwen3VLMoeForConditionalGeneration",
+        ),
+        (
             "KimiVLForConditionalGeneration",
             "0.5.23",
             "opsctl patch sglang --for-target KimiVLForConditionalGeneration",

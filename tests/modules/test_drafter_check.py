@@ -61,6 +61,15 @@ def test_the_source_decides_what_the_target_can_and_not_its_version(
     assert (found.failed is None) is captures
 
 
+def test_a_tree_newer_than_every_release_is_said_to_be_that(local_host: RemoteHost, tmp_path: Path) -> None:
+    found = check(local_host, settings(tmp_path, "0.5.99"), path=str(sound().write(tmp_path / "d")))
+    assert found.failed is None
+    text = "\n".join(found.details)
+    assert "newer than 0.5.23, the newest release that was read" in text
+    assert "capture are judged by its source" in text
+    assert "output of layers [1, 29, 57]" in text
+
+
 def test_a_fault_fails_with_its_remedy_unless_it_is_accepted(local_host: RemoteHost, tmp_path: Path) -> None:
     faulty = sound()
     faulty.rename("midlayer.", "layers.0.")

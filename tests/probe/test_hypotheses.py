@@ -257,3 +257,18 @@ def test_a_server_that_started_has_the_methods() -> None:
     cause = walked(gone).cause
     assert cause
     assert cause.id == "target-methods-missing"
+
+
+@pytest.mark.parametrize(
+    ("version", "holds"),
+    [
+        ("0.5.12", True),
+        ("0.5.13 to 0.5.13.post1", True),
+        ("0.5.12 to 0.5.14", None),  # mended in 0.5.14: the log allows both
+        ("0.5.14 to 0.5.15", False),
+    ],
+)
+def test_a_range_of_versions_decides_only_where_all_of_it_agrees(version: str, holds: bool | None) -> None:
+    e = at(1.7, version=Range.told(version), fused_all_reduce=True, source=Source())
+    (cause,) = [h for h in CAUSES if h.id == "aux-partial-sums"]
+    assert cause.condition(e).holds is holds

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from opsctl.cli.patch import app
 from opsctl.sglang.patches import patchset, proofs
+from opsctl.sglang.source import facts
+from opsctl.sglang.source.symbols import find_class
 from opsctl.sglang.source.tree import here, load
 from tests.sglang_source.conftest import MakeTree
 
@@ -51,6 +56,11 @@ CAPTURE = {
     ("0.5.9", "DeepseekV3ForCausalLM"): U,  # inherits
     ("0.5.9", "Gemma3ForConditionalGeneration"): X,  # nor does its language model
     ("0.5.9", "Phi3ForCausalLM"): U,  # inherits from LlamaForCausalLM
+    ("0.5.9", "Qwen3VLForConditionalGeneration"): N,  # computes the logits itself, around a model that records layers
+    ("0.5.10", "Qwen3VLMoeForConditionalGeneration"): N,
+    ("0.5.9", "Qwen3_5MoeForConditionalGeneration"): X,
+    ("0.5.18", "Qwen3_5MoeForConditionalGeneration"): X,  # inherits a setter that writes what nothing reads
+    ("0.5.23", "Qwen3_5MoeForConditionalGeneration"): U,
     ("0.5.23", "Gemma3ForConditionalGeneration"): U,
     ("0.5.23", "Qwen3VLForConditionalGeneration"): U,
     ("0.5.23", "InternVLChatModel"): N,
@@ -103,6 +113,46 @@ def test_capture_by_target(version: str, target: str, release: MakeTree) -> None
     _, found, told = status(release(version), "--for-target", target)
     assert found.pop(f"eagle3-capture {target}") == CAPTURE[version, target], told
     assert set(found) == {"eagle3-graph-layer-ids"}
+
+
+@pytest.mark.parametrize("target", ["Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"])
+def test_a_wrapper_that_computes_the_logits_hands_on_what_was_recorded(target: str, release: MakeTree) -> None:
+    tree = load(here, str(release("0.5.9")), [target])
+    plan = patchset.plan(tree, [patchset.eagle3_capture(target)])
+    after = tree.having({tree.inside(edit.path): edit.after for edit in plan.edits if edit.after})
+    request = proofs.request(after, plan.applied)
+    assert request is not None
+    assert proofs.failures(here(request)) == ()
+    assert patchset.status(after, [patchset.eagle3_capture(target)]).entries[0].status.value == "applied"
+
+    (cls,) = find_class(after, "srt/models/qwen3_vl.py", "Qwen3VLForConditionalGeneration")
+    forward = cls.own("forward")
+    assert forward is not None
+    forward.returns = None
+    for argument in forward.args.args:
+        argument.annotation = None
+    forward.args.defaults = [ast.Constant(None) for _ in forward.args.defaults]
+    names: dict[str, Any] = {"general_mm_embed_routine": lambda **given: given["language_model"]}
+    exec(compile(ast.fix_missing_locations(ast.Module([forward], [])), "forward", "exec"), names)
+    model = SimpleNamespace(
+        is_mrope_enabled=False,
+        use_deepstack={},
+        pp_group=SimpleNamespace(is_last_rank=True),
+        lm_head="head",
+        logits_processor=lambda *given, aux_hidden_states=None: (*given, aux_hidden_states),
+    )
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
+    for given, hidden, aux in (("plain", "plain", None), (("hidden", ["aux"]), "hidden", ["aux"])):
+        model.model = given
+        assert names["forward"](model, "ids", None, batch) == ("ids", hidden, "head", batch, aux)
+
+
+@pytest.mark.parametrize("version", ["0.5.23"])
+def test_a_class_is_followed_into_the_module_that_its_model_comes_from(version: str, release: MakeTree) -> None:
+    tree = load(here, str(release(version)), ["Qwen3_5ForCausalLM"])
+    found = facts.gather(tree, ["Qwen3_5ForCausalLM"])
+    assert found.effects["Qwen3_5ForCausalLM"].capture == "yes"
+    assert found.targets["Qwen3_5ForCausalLM"]["capture"].value == "own"
 
 
 @pytest.mark.parametrize(

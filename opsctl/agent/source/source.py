@@ -209,6 +209,7 @@ _CLASS = re.compile(rb"^class[ \t]+(\w+)", re.MULTILINE)
 _FROM_MODELS = re.compile(  # from sglang.srt.models.x import A, B  |  from .x import (A, B)
     rb"^[ \t]*from[ \t]+(?:sglang\.srt\.models)?(\.[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|[^\n\\]+)", re.MULTILINE
 )
+_MODULES = re.compile(rb"^[ \t]*from[ \t]+sglang\.srt\.models[ \t]+import[ \t]*(\([^)]*\)|[^\n\\]+)", re.MULTILINE)
 _BUILT = re.compile(rb"\b([A-Z]\w+)\b")
 
 
@@ -228,11 +229,16 @@ def _closure(models: Dict[str, bytes], classes: Iterable[str]) -> List[str]:
     for _ in range(_DEPTH):
         following = []
         for path, name in todo:
-            names = set(_BUILT.findall(_class_text(models[path], name)))
+            text = _class_text(models[path], name)
+            names = set(_BUILT.findall(text))
             imported = _imports(path, models[path], models)
             here = set(_CLASS.findall(models[path]))
             following += [(path, n) for n in names & here]
             following += [(imported[n], n) for n in names & set(imported)]
+            for module in _modules(models[path]):
+                there = "%s/%s.py" % (MODELS, module.decode())
+                if there in models:
+                    following += [(there, n) for n in re.findall(rb"\b%s\.([A-Z]\w+)" % module, text)]
         todo = [item for item in dict.fromkeys(following) if item not in seen]
         seen.update(todo)
     return sorted({path for path, _ in seen})
@@ -244,6 +250,11 @@ def _class_text(text: bytes, name: bytes) -> bytes:
         return b""
     end = re.compile(rb"\n(?=[^\s#)\]}\"'])").search(text, start.end())
     return text[start.start() : end.start() if end else len(text)]
+
+
+def _modules(text: bytes) -> Set[bytes]:
+    """The modules of models that a file imports as such: from sglang.srt.models import x."""
+    return {n for names in _MODULES.findall(text) for n in re.findall(rb"\w+", names)}
 
 
 def _imports(path: str, text: bytes, models: Dict[str, bytes]) -> Dict[bytes, str]:

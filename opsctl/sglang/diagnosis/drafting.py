@@ -234,6 +234,14 @@ class _Meeting:
         else:
             exact = "" if source.version.exact else " or a commit after it"
             self.lines.append(f"SGLang {floor}{exact}: {where}")
+            newest = v.KNOWN[-1]
+            if floor > newest or (floor == newest and source.version.exact is None):
+                read_there = ", ".join([*(name for name in _DRAFT if known.draft[name].value is not None), "capture"])
+                newer = "newer than" if floor > newest else "at least"
+                self.lines.append(
+                    f"{newer} {newest}, the newest release that was read: {read_there} are judged by its source"
+                    f" alone, everything else by the rules of {newest}"
+                )
         if fact is not None and fact.value is not None:
             self.lines.append(f"capture: {fact.says} ({fact.place})")
         effect = known.effects.get(name or "")

@@ -18,8 +18,9 @@ from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
 from opsctl.drafter.kind import Kind, recognise
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.versions import KNOWN, Version
+from opsctl.drafter.versions import Version
 from opsctl.errors import Lost, OpsctlError, Unreachable, UsageError
+from opsctl.sglang import releases
 from opsctl.sglang.diagnosis.evidence import DrafterFault
 from opsctl.sglang.diagnosis.seen import Seen, settings, target_class, version_text
 from opsctl.sglang.logs import timeline
@@ -250,7 +251,7 @@ def _possible(release: str | None) -> tuple[Version, ...]:
     """The releases that a server may be, by its own word or by its log."""
     between = Range.told(release)
     if between is not None and between.first != between.last:
-        return tuple(version for version in KNOWN if version in between) or (between.first,)
+        return tuple(version for version in releases.known() if version in between)
     with contextlib.suppress(UsageError):  # a build from source names the release that it leads to
         found = Version.parse(release or "")
         return (found,) if found > Version(0, 0, 0) else ()

@@ -1,4 +1,4 @@
-"""A wrapper class hands the calls of the speculative worker to its language model.
+"""A wrapper class hands the calls of the speculative worker to its language model, or answers them itself.
 
 The worker asks the target for `set_eagle3_layers_to_capture` and `get_embed_and_head` after the weights are loaded
 (model_runner.py, eagle_worker*.py); a vision-language wrapper without them ends the server with an AttributeError.
@@ -31,10 +31,11 @@ from opsctl.sglang.source.symbols import (
     dotted,
     find_class,
     find_method,
+    lineage,
     resolve,
     walk,
 )
-from opsctl.sglang.source.targets import ASKED_OF_TARGET, CAPTURE, GET, SET, read
+from opsctl.sglang.source.targets import ASKED_OF_TARGET, CAPTURE, GET, SET, built, forward_nodes, read, unpacks
 from opsctl.sglang.source.tree import KIMI, SourceTree
 
 _CODE = {
@@ -43,6 +44,18 @@ _CODE = {
     GET: "def get_embed_and_head(self):\n    return self.{inner}.get_embed_and_head()",
     SET: "def set_embed_and_head(self, embed, head):\n    self.{inner}.set_embed_and_head(embed, head)",
 }
+# For a wrapper that computes the logits itself, around a model that records layers and has no methods for it.
+_OWN_CODE = {
+    CAPTURE: "def set_eagle3_layers_to_capture(self, layer_ids=None):\n"
+    "    count = len(self.{inner}.layers)\n"
+    "    wanted = [2, count // 2, count - 3] if layer_ids is None else [i + 1 for i in layer_ids]\n"
+    "    self.{inner}.layers_to_capture = wanted",
+    GET: "def get_embed_and_head(self):\n    return self.{inner}.embed_tokens.weight, self.lm_head.weight",
+}
+_TAKE = """aux_hidden_states = None
+if isinstance({hidden}, tuple):
+    {hidden}, aux_hidden_states = {hidden}
+"""
 _PASSED = {CAPTURE: 1, GET: 0, SET: 2}  # arguments to hand on
 
 
@@ -54,6 +67,20 @@ class Inner:
     line: int
     supporting: tuple[ClassRef, ...]
     lacking: tuple[ClassRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Headless:
+    """A model that records layers and has no head: the wrapper's forward computes the logits.
+
+    taken: the statement of the wrapper's forward that gets the hidden states. logits: its call of the logits processor.
+    """
+
+    attribute: str
+    model: ClassRef
+    forward: Method
+    taken: ast.Assign
+    logits: ast.Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +112,9 @@ class Delegation:
                 self._origin(tree, cls), method.module.path, method.line, f"{shown} has {', '.join(self.methods)}"
             )
         inner = language_model(tree, cls)
+        if (own := headless(tree, cls)) is not None:
+            reason = f"{shown} lacks {', '.join(missing)}; its self.{own.attribute}, a {own.model.name}, records layers"
+            return Standing(Status.NEEDED, cls.module.path, cls.node.lineno, reason)
         if inner is None or not inner.supporting:
             raise not_applicable(
                 _why_not(shown, missing, inner), cls.module.path, inner.line if inner else cls.node.lineno
@@ -97,6 +127,8 @@ class Delegation:
 
     def rewrite(self, tree: SourceTree) -> Mapping[str, bytes]:
         cls = self.class_in(tree)
+        if (own := headless(tree, cls)) is not None:
+            return _own_methods(tree, cls, own)
         inner = language_model(tree, cls)
         assert inner is not None
         wanted = [m for m in _CODE if find_method(tree, cls, m) is None]
@@ -158,7 +190,7 @@ class Delegation:
         # Classes come and go between releases, so no table says when each got the methods. What upstream
         # writes here carries types, checks or its own logic; a bare one-line delegation is ours.
         method = find_method(tree, cls, CAPTURE)
-        ours = method is not None and method.owner.node is cls.node and _is_plain(method)
+        ours = method is not None and method.owner.node is cls.node and (_is_plain(method) or _is_own_code(method))
         return Status.APPLIED if ours else Status.UPSTREAM
 
 
@@ -184,6 +216,67 @@ def language_model(tree: SourceTree, cls: ClassRef) -> Inner | None:
         ):
             best = inner
     return best
+
+
+def headless(tree: SourceTree, cls: ClassRef) -> Headless | None:
+    """The model without a head that a wrapper is built around, if it records layers; None where it is not so."""
+    forward = find_method(tree, cls, "forward")
+    if forward is None:
+        return None
+    calls = [n for n in walk(forward.node) if isinstance(n, ast.Call) and dotted(n.func) == "self.logits_processor"]
+    if len(calls) != 1 or len(calls[0].args) < 2:
+        return None
+    hidden = dotted(calls[0].args[1])
+    for attribute in ("model", "language_model"):
+        found = built(tree, cls, attribute)
+        taken = [
+            n
+            for n in walk(forward.node)
+            if isinstance(n, ast.Assign)
+            and hidden == dotted(n.targets[0])
+            and isinstance(n.value, ast.Call)
+            and any(dotted(part) == f"self.{attribute}" for part in walk(n.value))
+        ]
+        if len(found) == 1 and len(taken) == 1 and _records(tree, found[0]):
+            return Headless(attribute, found[0], forward, taken[0], calls[0])
+    return None
+
+
+def _records(tree: SourceTree, model: ClassRef) -> bool:
+    """Whether a model picks layers by layers_to_capture as it runs and gives the states back beside its own.
+
+    It has to start with the attribute, and to have an embedding, which the draft model shares.
+    """
+    inits = [init for owner in lineage(tree, model) if (init := owner.own("__init__")) is not None]
+    starts = {attribute for init in inits for attribute, _, _ in assignments(init)}
+    nodes = list(forward_nodes(tree, model))
+    picks = any(
+        isinstance(n, ast.Compare) and [dotted(c) for c in n.comparators] == ["self.layers_to_capture"] for n in nodes
+    )
+    gives = any(
+        isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple) and "aux" in dotted(n.value.elts[-1])
+        for n in nodes
+    )
+    return picks and gives and {"layers_to_capture", "embed_tokens"} <= starts
+
+
+def _own_methods(tree: SourceTree, cls: ClassRef, own: Headless) -> Mapping[str, bytes]:
+    """The methods that the wrapper lacks, and its forward handing on what was recorded."""
+    wanted = [m for m in _OWN_CODE if find_method(tree, cls, m) is None]
+    code = "\n\n".join(_OWN_CODE[m].format(inner=own.attribute) for m in wanted)
+    edits = {cls.module.path: [splice.method_after(cls.node.body[-1], code)]}
+    if not unpacks(tree, cls):
+        last = [*own.logits.args, *(k.value for k in own.logits.keywords)][-1]
+        end = (last.end_lineno or last.lineno, last.end_col_offset or 0)
+        alone = not own.forward.module.lines[last.lineno - 1][: last.col_offset].strip()
+        gap = f"\n{' ' * last.col_offset}" if alone else " "
+        edits.setdefault(own.forward.module.path, []).extend(
+            [
+                splice.after(own.taken, _TAKE.format(hidden=dotted(own.taken.targets[0]))),
+                splice.Edit(end, end, f",{gap}aux_hidden_states=aux_hidden_states"),
+            ]
+        )
+    return {path: splice.edited(tree.files[path], found) for path, found in edits.items()}
 
 
 def _through_forward(tree: SourceTree, cls: ClassRef, inner: Inner) -> None:
@@ -286,6 +379,11 @@ def _is_plain(method: Method) -> bool:
     return len(body) == 1 and not typed and _hands_on(method.node, method.node.name)
 
 
+def _is_own_code(method: Method) -> bool:
+    code = (_OWN_CODE[CAPTURE].format(inner=attribute) for attribute in ("model", "language_model"))
+    return any(ast.unparse(method.node) == ast.unparse(ast.parse(text)) for text in code)
+
+
 def _arguments(name: str) -> str:
     return {CAPTURE: "(layer_ids) and ()", GET: "()", SET: "(embed, head)"}[name]
 
@@ -326,7 +424,8 @@ def eagle3_capture(class_name: str) -> Delegation:
         about=About(
             reason="a vision-language wrapper that does not pass the worker's calls on cannot be an EAGLE-3 target",
             upstream="differs by class; read from the tree",
-            precondition="the class builds a language model, found in its source, that supports capture",
+            precondition="the class builds a language model, found in its source, that supports capture, or a model "
+            "that records layers without methods for it",
             end_state=f"{class_name} answers {CAPTURE} and {GET}, itself or through its language model",
             proof=_PROOF,
         ),

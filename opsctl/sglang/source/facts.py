@@ -18,13 +18,11 @@ from opsctl.sglang.patches.capture import KIMI_K25, answer, eagle3_capture, lang
 from opsctl.sglang.patches.drafter import CLASS, drafter_class, inner_model, layer_attribute, loader
 from opsctl.sglang.releases import Capture, Target
 from opsctl.sglang.source.symbols import (
-    ClassRef,
     Method,
     Module,
     NotPython,
     called_name,
     dotted,
-    find_class,
     find_method,
     parse,
 )
@@ -257,7 +255,7 @@ def _sharing(tree: SourceTree) -> tuple[Module, ast.Call, bool]:
 
 def capture(tree: SourceTree, target: str) -> Fact:
     """Whether the class has what the worker asks of a target, and through which inner class."""
-    cls = _class(tree, target)
+    cls = eagle3_capture(target).class_in(tree)
     missing = [m for m in ASKED_OF_TARGET if find_method(tree, cls, m) is None]
     if missing:
         return proved(
@@ -316,17 +314,9 @@ def aux_after_reduce(tree: SourceTree, target: str) -> Fact:
     raise not_applicable(f"{module.path} does not show where hidden states are captured", module.path, method.line)
 
 
-def _class(tree: SourceTree, target: str) -> ClassRef:
-    for path in tree.classes.get(target, ()):
-        found = find_class(tree, path, target)
-        if found:
-            return found[-1]
-    raise not_applicable(f"this tree has no class {target}")
-
-
 def _capturing(tree: SourceTree, target: str) -> Method:
     """The method that sets the layers to capture, followed through wrappers."""
-    cls = _class(tree, target)
+    cls = eagle3_capture(target).class_in(tree)
     for _ in range(4):
         method = find_method(tree, cls, CAPTURE)
         if method and not _handed_to(method):

@@ -486,7 +486,7 @@ def _without_effect(tree: SourceTree, cls: ClassRef, run: _Run) -> str | None:
         return f"its setter writes {first.attribute} on a {first.cls.name}, whose forward does not read it"
     inner = read[-1].cls
     owners = [w.cls for w in run.writes if w.attribute == _FLAG and w.value is True] or [cls]
-    taking = [owner for owner in owners if _unpacks(tree, owner)]
+    taking = [owner for owner in owners if unpacks(tree, owner)]
     if not taking:
         return f"{cls.name}.forward does not take what {inner.name} captured"
     if all(owner.node is not cls.node and not _goes_through(tree, cls, owner) for owner in taking):
@@ -496,7 +496,7 @@ def _without_effect(tree: SourceTree, cls: ClassRef, run: _Run) -> str | None:
 
 def _goes_through(tree: SourceTree, cls: ClassRef, owner: ClassRef) -> bool:
     """Whether the forward of a wrapper hands its language model on or calls it; also where no forward is written."""
-    nodes = list(_forward(tree, cls))
+    nodes = list(forward_nodes(tree, cls))
     parts = {n.attr for n in nodes if isinstance(n, ast.Attribute) and dotted(n) == f"self.{n.attr}"}
     return not nodes or any(owner.node is c.node for part in parts for c in built(tree, cls, part))
 
@@ -504,7 +504,7 @@ def _goes_through(tree: SourceTree, cls: ClassRef, owner: ClassRef) -> bool:
 def _read_in_forward(tree: SourceTree, cls: ClassRef) -> set[str]:
     """Every attribute that the forward of a class reads, itself or in the methods that it calls."""
     found: set[str] = set()
-    for node in _forward(tree, cls):
+    for node in forward_nodes(tree, cls):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             found.add(node.attr)
         elif isinstance(node, ast.Call) and dotted(node.func) == "getattr" and len(node.args) > 1:
@@ -514,18 +514,18 @@ def _read_in_forward(tree: SourceTree, cls: ClassRef) -> set[str]:
     return found
 
 
-def _unpacks(tree: SourceTree, cls: ClassRef) -> bool:
+def unpacks(tree: SourceTree, cls: ClassRef) -> bool:
     """Whether a forward takes a pair of hidden states and captured states apart."""
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Tuple)
         and isinstance(node.value, ast.Name | ast.Call)
         and any("aux" in dotted(part) for part in node.targets[0].elts)
-        for node in _forward(tree, cls)
+        for node in forward_nodes(tree, cls)
     )
 
 
-def _forward(tree: SourceTree, cls: ClassRef) -> Iterator[ast.AST]:
+def forward_nodes(tree: SourceTree, cls: ClassRef) -> Iterator[ast.AST]:
     """Every node of the forward of a class and of the methods of the same object that it calls."""
     todo: list[Method] = [m for m in [find_method(tree, cls, "forward")] if m]
     seen: set[Function] = set()

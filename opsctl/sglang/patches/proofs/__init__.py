@@ -12,14 +12,15 @@ from importlib.resources import files as package_files
 from typing import Any
 
 from opsctl.sglang.patches import Patch
-from opsctl.sglang.patches.capture import Delegation, language_model
+from opsctl.sglang.patches.capture import Delegation, headless, language_model
 from opsctl.sglang.patches.d2t_guard import D2tGuard
 from opsctl.sglang.patches.drafter import CLASS, inner_model, layer_attribute
 from opsctl.sglang.patches.fc_guard import FcGuard
 from opsctl.sglang.patches.graph_ids import GraphLayerIds
 from opsctl.sglang.patches.loader_names import LoaderNames
 from opsctl.sglang.patches.loader_strict import LoaderStrict
-from opsctl.sglang.source.targets import SET
+from opsctl.sglang.source.symbols import ClassRef
+from opsctl.sglang.source.targets import ASKED_OF_TARGET, SET
 from opsctl.sglang.source.tree import DRAFTER, GRAPH_RUNNER, MODEL_RUNNER, SourceTree
 from opsctl.wire.calls.source import Proved, source_prove
 from opsctl.wire.protocol import Call, Reply
@@ -50,9 +51,9 @@ def _proof(tree: SourceTree, patch: Patch) -> dict[str, Any] | None:
     if isinstance(patch, Delegation):
         cls = patch.class_in(tree)
         inner = language_model(tree, cls)
+        if inner is None or not inner.supporting:
+            return _own(tree, cls)
         methods = [m for m in (*patch.methods, *({SET} - {*patch.methods})) if cls.own(m)]
-        if inner is None:
-            return None
         return {
             "proof": "delegation",
             "path": cls.module.path,
@@ -71,6 +72,16 @@ def _proof(tree: SourceTree, patch: Patch) -> dict[str, Any] | None:
     attribute, _ = layer_attribute(inner_model(tree))
     layer = "layers.0" if attribute == "layers" else attribute
     return {"proof": name, "path": DRAFTER, "class": CLASS, "layer": layer}
+
+
+def _own(tree: SourceTree, cls: ClassRef) -> dict[str, Any] | None:
+    """The proof for a wrapper that computes the logits itself."""
+    found = headless(tree, cls)
+    methods = [m for m in ASKED_OF_TARGET if cls.own(m)]
+    if found is None or not methods:
+        return None
+    attribute = found.attribute
+    return {"proof": "own_capture", "path": cls.module.path, "class": cls.name, "inner": attribute, "methods": methods}
 
 
 @cache

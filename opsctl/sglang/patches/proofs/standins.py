@@ -269,6 +269,21 @@ def prove_delegation(files, proof):
             yield "%s does not hand %s to self.%s: %s" % (name, given[name], proof["inner"], calls[-1:])
 
 
+def prove_own_capture(files, proof):
+    cls = lift(files[proof["path"]], proof["class"], proof["methods"], {})
+    model = cls.__new__(cls)
+    inner = SimpleNamespace(layers=list(range(40)), layers_to_capture=[], embed_tokens=SimpleNamespace(weight="e"))
+    setattr(model, proof["inner"], inner)
+    model.lm_head = SimpleNamespace(weight="h")
+    for ids, wanted in ((None, [2, 20, 37]), ([1, 19, 36], [2, 20, 37])):
+        if "set_eagle3_layers_to_capture" in proof["methods"]:
+            model.set_eagle3_layers_to_capture(ids)
+            if inner.layers_to_capture != wanted:
+                yield "layer ids %s of 40 layers become %s instead of %s" % (ids, inner.layers_to_capture, wanted)
+    if "get_embed_and_head" in proof["methods"] and model.get_embed_and_head() != ("e", "h"):
+        yield "get_embed_and_head gives %s" % (model.get_embed_and_head(),)
+
+
 def prove_graph_layer_ids(files, proof):
     ids = [1, 29, 57]
     for path in proof["paths"]:
