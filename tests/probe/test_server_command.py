@@ -119,6 +119,16 @@ def test_where_nothing_serves_there_is_nothing_to_compare_with(operator: Operato
     assert f"    nothing to compare with: {reason}\n" in out
 
 
+def test_a_command_and_a_play_both_say_that_acceptance_is_simulated(operator: Operator, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(PROMPT)
+    operator.edit(env={"SGLANG_SIMULATE_ACC_LEN": "3"})
+    assert operator.types("server", "start")[0] == Exit.DONE
+    for words in (("probe", "--prompts", str(prompts)), ("run", "probe", "-e", f"prompts={prompts}")):
+        _, out, _ = operator.types(*words)
+        assert "error: SGLANG_SIMULATE_ACC_LEN=3 is set for the process" in out
+
+
 def test_a_comparison_restarts_measures_and_puts_back(operator: Operator, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(PROMPT)
