@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from opsctl.drafter.folder import Folder
 from opsctl.drafter.judge import Judgement
-from opsctl.drafter.verdict import Finding as Found
-from opsctl.drafter.verdict import Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.view import spans
 from opsctl.errors import Place
 from opsctl.findings import Finding, Level
@@ -54,7 +53,7 @@ def key_lines(text: str) -> dict[str, int]:
     return lines
 
 
-def _finding(judgement: Judgement, f: Found, group: str, place: Place | None) -> Finding:
+def _finding(judgement: Judgement, f: Remark, group: str, place: Place | None) -> Finding:
     everywhere = len(f.versions) == len(judgement.versions)
     when = "" if everywhere or not f.versions else f" ({spans(f.versions, judgement.versions)})"
     message = f"{f.verdict.value}: {f.detail}{when}"

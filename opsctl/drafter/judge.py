@@ -11,7 +11,7 @@ from opsctl.drafter.case import Case
 from opsctl.drafter.checks import CHECKS
 from opsctl.drafter.checks.files import refused
 from opsctl.drafter.kind import Kind
-from opsctl.drafter.verdict import Finding, Verdict, worst
+from opsctl.drafter.verdict import Remark, Verdict, worst
 from opsctl.drafter.versions import KNOWN, InTree, Version
 from opsctl.errors import Exit
 from opsctl.sglang.releases import nearest
@@ -31,7 +31,7 @@ class Judgement:
     versions: tuple[Version, ...]
     producer: str
     unreadable: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[Remark, ...]
     outcome: Mapping[Version, Verdict]
 
     @property
@@ -79,7 +79,7 @@ def judge(case: Case, versions: Sequence[Version]) -> Judgement:
         found = tuple(replace(finding, versions=versions) for finding in refusals)
         return Judgement(case, versions, layout(case), True, found, {})
     by_version = {version: _run(case, version) for version in versions}
-    merged: dict[Finding, list[Version]] = {}
+    merged: dict[Remark, list[Version]] = {}
     for version, findings in by_version.items():
         for finding in findings:
             merged.setdefault(finding, []).append(version)
@@ -92,17 +92,17 @@ def judge(case: Case, versions: Sequence[Version]) -> Judgement:
     return Judgement(case, versions, layout(case), False, tuple(findings), outcome)
 
 
-def _run(case: Case, version: Version) -> list[Finding]:
+def _run(case: Case, version: Version) -> list[Remark]:
     checks = [check for check in CHECKS if check.applies(case)]
     return list(dict.fromkeys(finding for check in checks for finding in check.run(case, version)))
 
 
-def _outcome(findings: list[Finding]) -> Verdict:
+def _outcome(findings: list[Remark]) -> Verdict:
     found = worst([finding.verdict for finding in findings if finding.in_outcome])
     return Verdict.OK if found is Verdict.NOTE else found
 
 
-def _unknown(versions: Sequence[Version]) -> list[Finding]:
+def _unknown(versions: Sequence[Version]) -> list[Remark]:
     newest, oldest = KNOWN[-1], KNOWN[0]
     found = []
     for version in versions:
@@ -118,7 +118,7 @@ def _unknown(versions: Sequence[Version]) -> list[Finding]:
         if isinstance(version, InTree) and version.target is not None:
             verdict, rules = Verdict.NOTE, f"its source tells what its target's class does; the rest is {rules}"
         detail = f"{why}: {rules}"
-        found.append(Finding("sglang-version", verdict, str(version), detail, "", (version,), in_outcome=False))
+        found.append(Remark("sglang-version", verdict, str(version), detail, "", (version,), in_outcome=False))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The words for how a drafter fares, and one thing found in it."""
+"""The words for how a drafter fares, and what one check says of it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing found.
+class Remark:
+    """What one check says of a draft model; `drafter.findings` makes findings of it.
 
     Args:
         check: name of the check.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from opsctl.drafter.case import Case
 from opsctl.drafter.judge import Judgement
-from opsctl.drafter.verdict import SEEN, Finding, Verdict
+from opsctl.drafter.verdict import SEEN, Remark, Verdict
 from opsctl.drafter.versions import Version
 from opsctl.text import one_line, printable, size
 
@@ -95,7 +95,7 @@ def _verdict(judgement: Judgement) -> Iterator[tuple[str, Verdict | None]]:
         yield f"✗ but the target has no EAGLE-3 on {where}, whatever the drafter", Verdict.LOAD_ERROR
 
 
-def _finding(finding: Finding, versions: Sequence[Version], width: int) -> Iterator[tuple[str, Verdict | None]]:
+def _finding(finding: Remark, versions: Sequence[Version], width: int) -> Iterator[tuple[str, Verdict | None]]:
     yield f"  {finding.verdict.value}  {one_line(finding.subject, 80)}  [{finding.check}]", finding.verdict
     for line in _wrapped(printable(finding.detail), width, "      "):
         yield line, None

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from opsctl.drafter.folder import here, open_folder
 from opsctl.drafter.judge import Judgement
-from opsctl.drafter.verdict import SEEN, Finding, Verdict
+from opsctl.drafter.verdict import SEEN, Remark, Verdict
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.modules.fields import HostPath
 from opsctl.sglang.diagnosis import drafting
@@ -97,23 +97,23 @@ def outcome(judgement: Judgement, met: Met, accept: Sequence[str]) -> Outcome:
     )
 
 
-def _why(refused: Sequence[Finding]) -> str:
+def _why(refused: Sequence[Remark]) -> str:
     first = refused[0]
     more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
     return f"{_told(first)}{more}. Served anyway: {SEEN[first.verdict]}"
 
 
-def _hint(refused: Sequence[Finding]) -> str:
+def _hint(refused: Sequence[Remark]) -> str:
     names = ", ".join(dict.fromkeys(finding.check for finding in refused))
     remedy = one_line(refused[0].remedy, 300)
     return f"{remedy}; or accept it by name: {names}" if remedy else f"accept it by name: {names}"
 
 
-def _told(finding: Finding) -> str:
+def _told(finding: Remark) -> str:
     return f"{finding.verdict.value} [{finding.check}] {_said(finding)}"
 
 
-def _said(finding: Finding) -> str:
+def _said(finding: Remark) -> str:
     named = finding.detail.startswith(finding.subject)
     return one_line(finding.detail if named else f"{finding.subject}: {finding.detail}", 300)
 

@@ -23,7 +23,7 @@ from opsctl.drafter.checks import (
     target,
     types,
 )
-from opsctl.drafter.verdict import Finding
+from opsctl.drafter.verdict import Remark
 from opsctl.drafter.versions import Version
 
 
@@ -36,7 +36,7 @@ class Check:
 
     rows: tuple[int, ...]
     title: str
-    run: Callable[[Case, Version], Iterator[Finding]]
+    run: Callable[[Case, Version], Iterator[Remark]]
     where: str
     every_kind: bool = False
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 _NEEDED = ("hidden_size", "num_attention_heads", "vocab_size")
@@ -14,7 +14,7 @@ _MAY_BE_NULL = ("num_key_value_heads", "head_dim")
 _NEEDED_MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def keys(case: Case, version: Version) -> Iterator[Finding]:
+def keys(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 5, 6 and 7: keys the class cannot do without."""
     draft = case.draft
     if draft is None:
@@ -25,16 +25,16 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
     absent = [key for key in needed if key not in draft.raw and key not in bad]
     if absent:
         detail = ", ".join(f"{key} = {draft.integer(key)}" for key in absent)
-        yield Finding("config-keys", Verdict.NOTE, absent[0], f"absent, so transformers takes its default: {detail}")
+        yield Remark("config-keys", Verdict.NOTE, absent[0], f"absent, so transformers takes its default: {detail}")
     if bad:
         detail = f"no positive integer: {', '.join(f'{key}={draft.raw.get(key)!r:.40}' for key in bad)}"
-        yield Finding(
+        yield Remark(
             "config-keys", Verdict.LOAD_ERROR, bad[0], detail, "copy them from the config the drafter was trained with"
         )
     if not case.builds(version):
         return
     if not draft.mla and "draft_vocab_size" not in draft.raw:
-        yield Finding(
+        yield Remark(
             "draft-vocab-size",
             Verdict.LOAD_ERROR,
             "draft_vocab_size",
@@ -45,12 +45,12 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
     if rows is not None and (draft.integer("draft_vocab_size") or 0) <= 0:
         detail = f"{rows!r:.40}: no positive integer, so no head can be built"
         remedy = f'"draft_vocab_size": {_head_rows(case)} (the rows of lm_head)'
-        yield Finding("draft-vocab-size", Verdict.LOAD_ERROR, "draft_vocab_size", detail, remedy)
+        yield Remark("draft-vocab-size", Verdict.LOAD_ERROR, "draft_vocab_size", detail, remedy)
     yield from _eagle_section(case, version)
     ids = draft.eagle.get("eagle_aux_hidden_state_layer_ids")
     if ids is not None and draft.aux_ids is None:
         detail, key = f"{ids!r:.60}: not a list of whole numbers", "eagle_config.eagle_aux_hidden_state_layer_ids"
-        yield Finding("aux-layers", Verdict.LOAD_ERROR, key, detail, "list the layer numbers")
+        yield Remark("aux-layers", Verdict.LOAD_ERROR, key, detail, "list the layer numbers")
     if draft.layers < 1 or (draft.layers > 1 and (draft.mla or version not in v.MULTI_LAYER)):
         limit = "this class has one layer" if draft.mla else f"several layers need SGLang {v.MULTI_LAYER.since}"
         given = "" if "num_hidden_layers" in draft.raw else " (absent, so the default of transformers)"
@@ -58,15 +58,15 @@ def keys(case: Case, version: Version) -> Iterator[Finding]:
         remedy = '"num_hidden_layers": 1, if the checkpoint has one'
         if draft.layers > 1 and not draft.mla:
             remedy += f"; else SGLang {v.MULTI_LAYER.since}"
-        yield Finding("num-hidden-layers", Verdict.LOAD_ERROR, "num_hidden_layers", detail, remedy)
+        yield Remark("num-hidden-layers", Verdict.LOAD_ERROR, "num_hidden_layers", detail, remedy)
     if not draft.mla and "target_hidden_size" in draft.raw and (draft.integer("target_hidden_size") or 0) <= 0:
         detail = f"{draft.raw['target_hidden_size']!r:.40}: the width of fc is computed from it"
-        yield Finding(
+        yield Remark(
             "target-hidden-size", Verdict.LOAD_ERROR, "target_hidden_size", detail, "remove the key, or give the number"
         )
 
 
-def _eagle_section(case: Case, version: Version) -> Iterator[Finding]:
+def _eagle_section(case: Case, version: Version) -> Iterator[Remark]:
     raw = case.draft.raw if case.draft is not None else {}
     section = raw.get("eagle_config", {})
     if isinstance(section, dict):
@@ -74,7 +74,7 @@ def _eagle_section(case: Case, version: Version) -> Iterator[Finding]:
     if not section and version in v.NULL_EAGLE_CONFIG:
         return
     detail = f"{section!r:.40}: not an object; AttributeError when the draft worker asks it for use_aux_hidden_state"
-    yield Finding("eagle-config", Verdict.LOAD_ERROR, "eagle_config", detail, "remove the key, or make it an object")
+    yield Remark("eagle-config", Verdict.LOAD_ERROR, "eagle_config", detail, "remove the key, or make it an object")
 
 
 def _head_rows(case: Case) -> str:
@@ -82,7 +82,7 @@ def _head_rows(case: Case) -> str:
     return str(rows[0]) if rows else "N"
 
 
-def tied(case: Case, version: Version) -> Iterator[Finding]:
+def tied(case: Case, version: Version) -> Iterator[Remark]:
     """Row 10: the head must be the drafter's own."""
     draft = case.draft
     if draft is None or not draft.tied:
@@ -94,7 +94,7 @@ def tied(case: Case, version: Version) -> Iterator[Finding]:
     had = (
         f"the checkpoint's head [{own.shape[0] if own.shape else 0} rows] is skipped" if own else "there is no own head"
     )
-    yield Finding(
+    yield Remark(
         "tied-embeddings",
         Verdict.SILENT_GARBAGE,
         "tie_word_embeddings",
@@ -103,7 +103,7 @@ def tied(case: Case, version: Version) -> Iterator[Finding]:
     )
 
 
-def borrowed(case: Case, version: Version) -> Iterator[Finding]:
+def borrowed(case: Case, version: Version) -> Iterator[Remark]:
     """Row 7: a head can only be borrowed by a drafter as wide as the target."""
     draft = case.draft
     if draft is None or draft.tied or not (draft.headless and draft.own_embedding) or not case.builds(version):
@@ -113,13 +113,13 @@ def borrowed(case: Case, version: Version) -> Iterator[Finding]:
         " shape error at the first draft step"
     )
     remedy = f'add the head and the embedding of training, and "draft_vocab_size": {_head_rows(case)}'
-    yield Finding("borrowed-head", Verdict.RUNTIME_ERROR, "draft_vocab_size", detail, remedy)
+    yield Remark("borrowed-head", Verdict.RUNTIME_ERROR, "draft_vocab_size", detail, remedy)
 
 
-def aux_switch(case: Case, version: Version) -> Iterator[Finding]:
+def aux_switch(case: Case, version: Version) -> Iterator[Remark]:
     """Row 20: hidden states must be used."""
     if case.draft is not None and not case.draft.eagle.get("use_aux_hidden_state", True):
-        yield Finding(
+        yield Remark(
             "use-aux-hidden-state",
             Verdict.SILENT_GARBAGE,
             "eagle_config.use_aux_hidden_state",
@@ -129,13 +129,13 @@ def aux_switch(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def features(case: Case, version: Version) -> Iterator[Finding]:
+def features(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 28, 29 and 30: features a trainer can switch on and a server may not have."""
     draft = case.draft
     if draft is None:
         return
     if draft.flag("norm_before_residual"):
-        yield Finding(
+        yield Remark(
             "norm-before-residual",
             Verdict.LOAD_ERROR if case.folder.speculators else Verdict.SILENT_GARBAGE,
             "norm_before_residual",
@@ -145,7 +145,7 @@ def features(case: Case, version: Version) -> Iterator[Finding]:
         )
     if case.folder.speculators and draft.text("model_type") not in ("", "llama"):
         kind = draft.text("model_type")
-        yield Finding(
+        yield Remark(
             "layer-type",
             Verdict.LOAD_ERROR,
             "transformer_layer_config.model_type",
@@ -159,4 +159,4 @@ def features(case: Case, version: Version) -> Iterator[Finding]:
     ):
         since = (v.FC_NORM_MLA if draft.mla else v.FC_NORM).since
         detail = f"true, but SGLang before {since} feeds the un-normed state to the next draft step"
-        yield Finding("norm-output", Verdict.DEGRADED, "norm_output", detail, f"SGLang {since} or later")
+        yield Remark("norm-output", Verdict.DEGRADED, "norm_output", detail, f"SGLang {since} or later")

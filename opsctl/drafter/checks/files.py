@@ -9,7 +9,7 @@ from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import Problem
 from opsctl.drafter.kind import Kind
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 # Of a config that cannot be used, these are the file's fault and not its text's: nothing of it was read.
@@ -27,7 +27,7 @@ REMEDY = {
 }
 
 
-def refused(case: Case) -> list[Finding]:
+def refused(case: Case) -> list[Remark]:
     """Why the folder is not judged at all: something in it is damaged or hostile.
 
     A whole model that drafts for itself holds more than is read of a draft model, which is not held against it.
@@ -46,26 +46,26 @@ def refused(case: Case) -> list[Finding]:
     return found
 
 
-def _refusal(check: str, subject: str, problem: Problem) -> Finding:
+def _refusal(check: str, subject: str, problem: Problem) -> Remark:
     remedy = REMEDY.get(problem.code, "do not serve this file; get it again from its source")
-    return Finding(check, Verdict.LOAD_ERROR, subject, problem.text, remedy)
+    return Remark(check, Verdict.LOAD_ERROR, subject, problem.text, remedy)
 
 
-def weights(case: Case, version: Version) -> Iterator[Finding]:
+def weights(case: Case, version: Version) -> Iterator[Remark]:
     """Row 35: the weight files a server would take."""
     folder = case.folder
     if not folder.containers:
         detail = "no *.safetensors, *.bin or *.pt file of weights in the folder"
         if any(file.name.endswith(".gguf") for file in folder.files):
             detail += ", only GGUF, which holds no EAGLE-3 drafter that SGLang reads"
-        yield Finding("weights", Verdict.LOAD_ERROR, "weights", detail, "copy the weight files into the folder")
+        yield Remark("weights", Verdict.LOAD_ERROR, "weights", detail, "copy the weight files into the folder")
         return
     if not folder.loaded():
         detail = f"it names none of the {len(folder.containers)} weight file(s) in the folder: no weights are found"
-        yield Finding("weights", Verdict.LOAD_ERROR, "model.safetensors.index.json", detail, "write the index again")
+        yield Remark("weights", Verdict.LOAD_ERROR, "model.safetensors.index.json", detail, "write the index again")
         return
     if folder.pickled and case.draft is not None and case.draft.architecture.endswith("Eagle3"):
-        yield Finding(
+        yield Remark(
             "weights",
             Verdict.NOTE,
             folder.containers[0].file,
@@ -76,19 +76,19 @@ def weights(case: Case, version: Version) -> Iterator[Finding]:
     for file in folder.files:
         if file.name.startswith("training_state"):
             detail = f"{file.size} bytes of trainer state: SGLang ignores it, and it is a pickle"
-            yield Finding("leftovers", Verdict.NOTE, file.name, detail, "do not stage it")
+            yield Remark("leftovers", Verdict.NOTE, file.name, detail, "do not stage it")
         if file.link is not None and file.outside:
-            yield Finding("symlink", Verdict.NOTE, file.name, f"a symbolic link out of the folder: -> {file.link}")
+            yield Remark("symlink", Verdict.NOTE, file.name, f"a symbolic link out of the folder: -> {file.link}")
 
 
-def _leftovers(case: Case) -> Iterator[Finding]:
+def _leftovers(case: Case) -> Iterator[Remark]:
     folder = case.folder
     loaded = folder.loaded()
     if folder.weight_map is not None:
         ignored = [c.file for c in folder.containers if c not in loaded]
         if ignored:
             detail = f"not named in the index: {', '.join(ignored)}; ignored by the server"
-            yield Finding("leftovers", Verdict.NOTE, ignored[0], detail, "remove it, or correct the index")
+            yield Remark("leftovers", Verdict.NOTE, ignored[0], detail, "remove it, or correct the index")
     counts = Counter(t.name for container in loaded for t in container.tensors)
     twice = [name for name, count in counts.items() if count > 1]
     if not twice:
@@ -99,7 +99,7 @@ def _leftovers(case: Case) -> Iterator[Finding]:
         f"{len(twice)} tensors are in more than one of {', '.join(c.file for c in loaded)}: all are"
         " loaded, the last wins"
     )
-    yield Finding(
+    yield Remark(
         "leftovers",
         # The last file replaces all: one drafter is served, but its name decided which. Else two are mixed.
         Verdict.DEGRADED if complete else Verdict.SILENT_GARBAGE,
@@ -109,13 +109,13 @@ def _leftovers(case: Case) -> Iterator[Finding]:
     )
 
 
-def shards(case: Case, version: Version) -> Iterator[Finding]:
+def shards(case: Case, version: Version) -> Iterator[Remark]:
     """Row 36: shards the index names."""
     missing = case.folder.missing_shards()
     if missing:
         raises = version in v.MISSING_SHARD_RAISES
         seen = "the server refuses to load" if raises else "the server loads what is left without a word"
-        yield Finding(
+        yield Remark(
             "missing-shard",
             Verdict.LOAD_ERROR if raises else Verdict.SILENT_GARBAGE,
             missing[0],
@@ -131,10 +131,10 @@ def shards(case: Case, version: Version) -> Iterator[Finding]:
     ]
     if wrong:
         detail = f"the index places {len(wrong)} tensor(s) in files that do not hold them: {', '.join(wrong[:3])}"
-        yield Finding("index", Verdict.NOTE, wrong[0], detail, "write the index again")
+        yield Remark("index", Verdict.NOTE, wrong[0], detail, "write the index again")
 
 
-def readable(case: Case, version: Version) -> Iterator[Finding]:
+def readable(case: Case, version: Version) -> Iterator[Remark]:
     """Row 3: can transformers make a config of config.json?"""
     folder = case.folder
     if folder.raw_config is None:
@@ -143,11 +143,11 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
         remedy = REMEDY.get(problem.code, "correct config.json; it must be one JSON object")
         if any(file.name == "adapter_config.json" for file in folder.files):
             why, remedy = f"{why}; with adapter_config.json this is a LoRA adapter", "name the folder of a draft model"
-        yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", why, remedy)
+        yield Remark("config-readable", Verdict.LOAD_ERROR, "config.json", why, remedy)
         return
     for key in folder.duplicate_keys:
         detail = f"the key {key[:80]!r} appears twice; readers take the last"
-        yield Finding("config-readable", Verdict.NOTE, "config.json", detail, "remove one of the two")
+        yield Remark("config-readable", Verdict.NOTE, "config.json", detail, "remove one of the two")
     if folder.speculators:
         version_text = folder.raw_config.get("speculators_version")
         detail = (
@@ -157,7 +157,7 @@ def readable(case: Case, version: Version) -> Iterator[Finding]:
         )
         cannot = obstacle(case)
         remedy = f"not convertible as it is; {cannot[1]}" if cannot else folder.convert_command
-        yield Finding("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
+        yield Remark("config-readable", Verdict.LOAD_ERROR, "config.json", detail, remedy)
     else:
         yield from _model_type(folder.raw_config.get("model_type"), version, case)
         if case.recognised.kind.eagle3:
@@ -191,18 +191,18 @@ def obstacle(case: Case) -> tuple[str, str] | None:
     return None
 
 
-def _model_type(kind: object, version: Version, case: Case) -> Iterator[Finding]:
+def _model_type(kind: object, version: Version, case: Case) -> Iterator[Remark]:
     remedy = '"model_type": "llama"' if case.recognised.kind.eagle3 else "write the model_type of its producer"
     if not isinstance(kind, str) or not kind:
         detail = "no model_type: AutoConfig raises ValueError"
-        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
+        yield Remark("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
     elif kind == "kimi_k2" and version not in v.KIMI_K2_CONFIG and case.class_known(version):
         detail = f"kimi_k2: AutoConfig raises ValueError, SGLang before {v.KIMI_K2_CONFIG.since} has no such config"
         remedy += f" for a drafter with a llama layer, or SGLang {v.KIMI_K2_CONFIG.since}"
-        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
+        yield Remark("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
     elif case.recognised.kind.eagle3 and version <= v.KNOWN[-1] and not _known_type(kind, version, case):
         detail = f"{kind[:40]}: AutoConfig knows no such type, or the drafter class cannot be built from its config"
-        yield Finding("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
+        yield Remark("config-readable", Verdict.LOAD_ERROR, "model_type", detail, remedy)
 
 
 def _known_type(kind: str, version: Version, case: Case) -> bool:
@@ -211,26 +211,26 @@ def _known_type(kind: str, version: Version, case: Case) -> bool:
     return kind in _TYPES or (kind in _LATER_TYPES and version in v.TRANSFORMERS_5)
 
 
-def _auto_map(case: Case, given: object) -> Iterator[Finding]:
+def _auto_map(case: Case, given: object) -> Iterator[Remark]:
     """Code of the folder's own, which takes the place of transformers' config class where it may run."""
     remedy = "remove auto_map from config.json: the drafter's classes are SGLang's own"
     if not isinstance(given, dict):
         detail = f"{given!r:.40}: an object is expected, TypeError"
-        yield Finding("auto-map", Verdict.LOAD_ERROR, "auto_map", detail, remedy)
+        yield Remark("auto-map", Verdict.LOAD_ERROR, "auto_map", detail, remedy)
         return
     module, _, name = str(given.get("AutoConfig", "")).rpartition(".")
     if not name or any(file.name == f"{module}.py" for file in case.folder.files):
         return
     if "--" in module:
         detail = f"names code of {module.partition('--')[0][:80]}: with --trust-remote-code it is fetched and run"
-        yield Finding("auto-map", Verdict.NOTE, "auto_map", detail, remedy)
+        yield Remark("auto-map", Verdict.NOTE, "auto_map", detail, remedy)
         return
     # A target with code of its own needs --trust-remote-code, and that holds for the drafter too.
     trusted = case.target is not None and bool(case.target.raw.get("auto_map"))
     verdict = Verdict.LOAD_ERROR if trusted else Verdict.NOTE
     why = ", which this target needs," if trusted else ""
     detail = f"names {module[:60]}.py, which is not in the folder: with --trust-remote-code{why} OSError at start"
-    yield Finding("auto-map", verdict, "auto_map", detail, remedy)
+    yield Remark("auto-map", verdict, "auto_map", detail, remedy)
 
 
 # Types that a drafter of a llama layer was built from with every transformers that the versions ask for, and those

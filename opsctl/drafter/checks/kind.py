@@ -8,14 +8,14 @@ from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.kind import Kind, right_class
 from opsctl.drafter.settings import MLA
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 _FLAG = "--speculative-algorithm"
 _LEFT_OUT = "class, names, shapes, vocabulary mapping and captured layers were not judged: those rules are EAGLE-3's"
 
 
-def draft_kind(case: Case, version: Version) -> Iterator[Finding]:
+def draft_kind(case: Case, version: Version) -> Iterator[Remark]:
     """What it is, where it is not EAGLE-3: whether this version runs it, and that most checks do not apply."""
     found = case.recognised
     kind = found.kind
@@ -39,7 +39,7 @@ def draft_kind(case: Case, version: Version) -> Iterator[Finding]:
         elif found.speculators:
             remedy = "get it from its producer in a layout that SGLang reads: only EAGLE-3 is converted"
     rest = "" if kind is Kind.UNKNOWN else f"; {_LEFT_OUT}"
-    yield Finding("draft-kind", verdict, "draft model", f"{found.told}: {why}{rest}", remedy)
+    yield Remark("draft-kind", verdict, "draft model", f"{found.told}: {why}{rest}", remedy)
 
 
 def _since(case: Case) -> Version:
@@ -53,7 +53,7 @@ def _named(case: Case) -> str:
     return case.draft.architecture if case.draft and not case.folder.speculators else ""
 
 
-def algorithm(case: Case, version: Version) -> Iterator[Finding]:
+def algorithm(case: Case, version: Version) -> Iterator[Remark]:
     """Row 1: the algorithm is that of the draft model."""
     given, kind = case.serving.algorithm, case.recognised.kind
     if given is None or not kind.algorithms or given.upper() in kind.algorithms:
@@ -68,10 +68,10 @@ def algorithm(case: Case, version: Version) -> Iterator[Finding]:
     else:
         verdict, effect = Verdict.NOT_JUDGED, "what the server then does was not tried"
     detail = f"{given[:40]} with a draft model that is {kind.value}: {effect}"
-    yield Finding("algorithm", verdict, _FLAG, detail, f"{_FLAG} {right}")
+    yield Remark("algorithm", verdict, _FLAG, detail, f"{_FLAG} {right}")
 
 
-def architecture(case: Case, version: Version) -> Iterator[Finding]:
+def architecture(case: Case, version: Version) -> Iterator[Remark]:
     """Row 2: a class this version has, of the draft model's kind."""
     draft, kind = case.draft, case.recognised.kind
     if draft is None or case.folder.speculators:
@@ -81,7 +81,7 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
     elif kind in _OWN_CLASSES and not v.drafts_since(draft.architecture) and not v.with_class(draft.architecture):
         detail = f"{draft.architecture[:80]!r} is no class of a draft model in SGLang up to {v.KNOWN[-1]}: not found"
         remedy = f"see what {kind.value} draft models that SGLang serves have there"
-        yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
+        yield Remark("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
     if not kind.eagle3 or case.class_known(version):
         return
     name, right = draft.architecture, right_class(kind, mla=_mla(case))
@@ -91,7 +91,7 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
     elif not name:
         detail, remedy = "no architectures: the model class cannot be chosen", f'"architectures": ["{right}"]'
     elif case.folder.pickled and name == "LlamaForCausalLM":
-        yield Finding(
+        yield Remark(
             "container-format",
             Verdict.NEEDS_CONVERSION,
             case.folder.containers[0].file,
@@ -102,18 +102,18 @@ def architecture(case: Case, version: Version) -> Iterator[Finding]:
     else:
         crash = "no EAGLE-3 drafter; the class is built and dies on hot_token_id" if draft.has_class else "not found"
         detail, remedy = f"{name[:80]}: {crash}", f'"architectures": ["{right}"]'
-    yield Finding("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
+    yield Remark("architecture", Verdict.LOAD_ERROR, "architectures", detail, remedy)
 
 
 _OWN_CLASSES = (Kind.EAGLE, Kind.MTP, Kind.DFLASH, Kind.DOMINO, Kind.DSPARK)
 
 
-def _plain(name: str) -> Finding:
+def _plain(name: str) -> Remark:
     """EAGLE-1/2 as its trainer names it: the class of the whole model, which has no place for `fc`."""
     detail = f"{name[:80]}: a whole model's class, which never looks at the target's hidden states"
     since = v.drafts_since(f"{name}Eagle")
     remedy = f'"architectures": ["{name[:80]}Eagle"]' if since else "SGLang has no class for such a draft model"
-    return Finding("architecture", Verdict.SILENT_GARBAGE, "architectures", detail, remedy)
+    return Remark("architecture", Verdict.SILENT_GARBAGE, "architectures", detail, remedy)
 
 
 def _mla(case: Case) -> bool:

@@ -8,7 +8,7 @@ from opsctl.drafter import loader
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import Tensor
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 from opsctl.drafter.vocab_map import INTEGERS, Decision, TableKind, fingerprint
 
@@ -25,7 +25,7 @@ _EFFECT = {
 }
 
 
-def mapping(case: Case, version: Version) -> Iterator[Finding]:
+def mapping(case: Case, version: Version) -> Iterator[Remark]:
     """Row 11: what d2t is, and whether it fits the head."""
     draft, d2t = case.draft, case.d2t
     if draft is None:
@@ -34,7 +34,7 @@ def mapping(case: Case, version: Version) -> Iterator[Finding]:
     if d2t is None:
         lost = any(loader.mapping_name(name, draft.mla) == "d2t" for name in case.lost)
         if size and case.vocab and size < case.vocab and not lost:
-            yield Finding(
+            yield Remark(
                 "d2t-missing",
                 Verdict.SILENT_GARBAGE,
                 "d2t",
@@ -55,11 +55,11 @@ def _head_rows(draft: Settings) -> int:
     return draft.integer("draft_vocab_size") or draft.draft_vocab if draft.tied else draft.draft_vocab
 
 
-def _not_a_table(case: Case) -> Iterator[Finding]:
+def _not_a_table(case: Case) -> Iterator[Remark]:
     d2t = case.d2t
     assert d2t is not None
     if d2t.dtype in _FLOATS:
-        yield Finding(
+        yield Remark(
             "d2t-dtype",
             Verdict.RUNTIME_ERROR,
             d2t.name,
@@ -71,36 +71,36 @@ def _not_a_table(case: Case) -> Iterator[Finding]:
         yield _unaddable(d2t)
     elif not d2t.shape:
         detail = "a single number: its length is asked for, IndexError when it is loaded"
-        yield Finding("d2t-shape", Verdict.LOAD_ERROR, d2t.name, detail, "store d2t in one dimension")
+        yield Remark("d2t-shape", Verdict.LOAD_ERROR, d2t.name, detail, "store d2t in one dimension")
     elif len(d2t.shape) != 1:
         detail = f"shape {list(d2t.shape)}: adding arange to it broadcasts, the indices have the wrong shape"
-        yield Finding("d2t-shape", Verdict.RUNTIME_ERROR, d2t.name, detail, "store d2t in one dimension")
+        yield Remark("d2t-shape", Verdict.RUNTIME_ERROR, d2t.name, detail, "store d2t in one dimension")
     elif case.table(d2t) is None:
         detail = f"shape {list(d2t.shape)}: too large for a mapping"
-        yield Finding("d2t-shape", Verdict.CUDA_ERROR, d2t.name, detail, _OWN_D2T)
+        yield Remark("d2t-shape", Verdict.CUDA_ERROR, d2t.name, detail, _OWN_D2T)
 
 
-def _unaddable(d2t: Tensor) -> Finding:
+def _unaddable(d2t: Tensor) -> Remark:
     detail = f"dtype {d2t.dtype}: torch cannot add it to arange, RuntimeError when it is loaded"
-    return Finding("d2t-dtype", Verdict.LOAD_ERROR, d2t.name, detail, "store d2t as I64")
+    return Remark("d2t-dtype", Verdict.LOAD_ERROR, d2t.name, detail, "store d2t as I64")
 
 
-def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
+def _judged(case: Case, found: Decision, size: int) -> Iterator[Remark]:
     d2t = case.d2t
     assert d2t is not None
     entries = len(found.served)
     certain = "certain" if found.certain else "near-certain"
     if found.kind is TableKind.AMBIGUOUS:
         remedy = "compare with a checkpoint that has t2d: opsctl drafter compare"
-        yield Finding("d2t-kind", Verdict.NOTE, d2t.name, f"offsets or ids, not decidable: {found.proof}", remedy)
+        yield Remark("d2t-kind", Verdict.NOTE, d2t.name, f"offsets or ids, not decidable: {found.proof}", remedy)
     elif found.sound:
         detail = f"{found.kind.value} ({certain}): {found.proof}; fingerprint {fingerprint(found.served)}"
-        yield Finding("d2t-kind", Verdict.NOTE, d2t.name, detail)
+        yield Remark("d2t-kind", Verdict.NOTE, d2t.name, detail)
     elif found.kind is not TableKind.INVALID or found.duplicates or not found.outside:  # else told by the range alone
         remedy = _OWN_D2T
         if found.kind is TableKind.ABSOLUTE:
             remedy = f"{case.folder.convert_command}  (turns the ids into offsets)"
-        yield Finding(
+        yield Remark(
             "d2t-kind",
             _share(found.wrong, entries),
             d2t.name,
@@ -111,7 +111,7 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
     if found.outside and (found.kind is not TableKind.ABSOLUTE or case.serving.tp == 1):
         yield _outside(case, found, entries)
     if size and entries < size:
-        yield Finding(
+        yield Remark(
             "d2t-length",
             Verdict.CUDA_ERROR,
             d2t.name,
@@ -120,10 +120,10 @@ def _judged(case: Case, found: Decision, size: int) -> Iterator[Finding]:
         )
     elif size and entries > size:
         detail = f"{entries} entries for {size} head rows: the table belongs to another head"
-        yield Finding("d2t-length", Verdict.DEGRADED, d2t.name, detail, _OWN_D2T)
+        yield Remark("d2t-length", Verdict.DEGRADED, d2t.name, detail, _OWN_D2T)
 
 
-def _outside(case: Case, found: Decision, entries: int) -> Finding:
+def _outside(case: Case, found: Decision, entries: int) -> Remark:
     """Row 12: ids no embedding row has."""
     if case.serving.tp == 1:
         verdict, effect = Verdict.CUDA_ERROR, "at tp 1 looking one up is a device-side assert"
@@ -131,7 +131,7 @@ def _outside(case: Case, found: Decision, entries: int) -> Finding:
         verdict, effect = _share(found.outside, entries), "at tp > 1 each is masked to a zero embedding, silently"
     assert case.d2t is not None
     detail = f"{found.outside} of {entries} target ids lie outside 0..{case.vocab - 1}: {effect}"
-    return Finding("d2t-range", verdict, case.d2t.name, detail, _OWN_D2T)
+    return Remark("d2t-range", verdict, case.d2t.name, detail, _OWN_D2T)
 
 
 def _share(wrong: int, of: int) -> Verdict:
@@ -139,7 +139,7 @@ def _share(wrong: int, of: int) -> Verdict:
     return Verdict.SILENT_GARBAGE if 2 * wrong >= of else Verdict.DEGRADED
 
 
-def witness(case: Case, version: Version) -> Iterator[Finding]:
+def witness(case: Case, version: Version) -> Iterator[Remark]:
     """t2d against d2t and the head. SGLang ignores t2d, so this alone changes nothing."""
     draft, t2d = case.draft, case.t2d
     if draft is None or t2d is None:
@@ -147,12 +147,12 @@ def witness(case: Case, version: Version) -> Iterator[Finding]:
     mask = case.mask
     if mask is None:
         detail = f"{t2d.dtype} {list(t2d.shape)}: no mask over the target vocabulary; SGLang ignores it"
-        yield Finding("t2d-sum", Verdict.NOTE, t2d.name, detail)
+        yield Remark("t2d-sum", Verdict.NOTE, t2d.name, detail)
         return
     if draft.vocab and len(mask) != draft.vocab:
         detail = f"{len(mask)} entries for a vocabulary of {draft.vocab}"
-        yield Finding("t2d-length", Verdict.NOTE, t2d.name, detail, "the mapping was made for another tokenizer")
+        yield Remark("t2d-length", Verdict.NOTE, t2d.name, detail, "the mapping was made for another tokenizer")
     total, rows = len(mask) - mask.count(0), _head_rows(draft)
     if rows and total != rows:
         detail = f"t2d keeps {total} ids, the head has {rows} rows; SGLang ignores t2d, but it should agree"
-        yield Finding("t2d-sum", Verdict.NOTE, t2d.name, detail)
+        yield Remark("t2d-sum", Verdict.NOTE, t2d.name, detail)

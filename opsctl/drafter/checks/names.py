@@ -11,7 +11,7 @@ from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import Tensor
 from opsctl.drafter.loader import Slot
-from opsctl.drafter.verdict import Finding, Verdict, worst
+from opsctl.drafter.verdict import Remark, Verdict, worst
 from opsctl.drafter.versions import Version
 
 _BIAS = re.compile(r"\.bias$")
@@ -21,7 +21,7 @@ _INPUT_NORM = re.compile(r"(^|\.)input_norm\.")
 _ALIAS = re.compile(r"draft_id_to_target|draft_to_target|selected_token_ids|token_map|hot_token", re.IGNORECASE)
 
 
-def names(case: Case, version: Version) -> Iterator[Finding]:
+def names(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 24 to 29: names without a slot."""
     if case.draft is None or not case.builds(version):
         return
@@ -43,7 +43,7 @@ def names(case: Case, version: Version) -> Iterator[Finding]:
         yield from _KINDS[kind](case, version, tensors)
 
 
-def missing(case: Case, version: Version) -> Iterator[Finding]:
+def missing(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 8, 15 and 25: slots that nothing fills."""
     if case.draft is None or not case.builds(version):
         return
@@ -54,7 +54,7 @@ def missing(case: Case, version: Version) -> Iterator[Finding]:
     for slot in list(empty):
         if slot.name == "lm_head.weight":
             empty.remove(slot)
-            yield Finding(
+            yield Remark(
                 "lm-head-missing",
                 Verdict.SILENT_GARBAGE,
                 slot.name,
@@ -64,7 +64,7 @@ def missing(case: Case, version: Version) -> Iterator[Finding]:
             )
         elif slot.name == "embed_tokens.weight":
             empty.remove(slot)
-            yield Finding(
+            yield Remark(
                 "embed-tokens-missing",
                 Verdict.SILENT_GARBAGE,
                 slot.name,
@@ -80,9 +80,9 @@ def missing(case: Case, version: Version) -> Iterator[Finding]:
         yield _absent(norms, Verdict.DEGRADED, "stay at 1.0")
 
 
-def _absent(slots: list[Slot], verdict: Verdict, effect: str) -> Finding:
+def _absent(slots: list[Slot], verdict: Verdict, effect: str) -> Remark:
     listed = ", ".join(slot.name for slot in slots[:4]) + (", ..." if len(slots) > 4 else "")
-    return Finding(
+    return Remark(
         "tensor-missing",
         verdict,
         slots[0].name,
@@ -112,7 +112,7 @@ def _prefix(name: str, slot: Slot) -> str:
     return before or "layers.0."
 
 
-def _unreached(prefix: str, pairs: list[tuple[Tensor, Slot]], mla: bool) -> Finding:
+def _unreached(prefix: str, pairs: list[tuple[Tensor, Slot]], mla: bool) -> Remark:
     verdict = worst([Verdict.DEGRADED if slot.norm else Verdict.SILENT_GARBAGE for _, slot in pairs if slot.required])
     if verdict is Verdict.OK:
         verdict = Verdict.NOTE
@@ -125,7 +125,7 @@ def _unreached(prefix: str, pairs: list[tuple[Tensor, Slot]], mla: bool) -> Find
     else:
         why, remedy = f"no parameter has a name with the prefix {prefix}, they are dropped", f"rename: remove {prefix}"
     detail = f"{len(pairs)} tensor(s) as {pairs[0][0].name}: {why}; the weights stay uninitialised"
-    return Finding("tensor-names", verdict, f"{prefix}*", detail, remedy)
+    return Remark("tensor-names", verdict, f"{prefix}*", detail, remedy)
 
 
 def _kind(name: str) -> str:
@@ -145,14 +145,14 @@ def _listed(tensors: list[Tensor]) -> str:
     return ", ".join(t.name for t in tensors[:3]) + (", ..." if len(tensors) > 3 else "")
 
 
-def _bias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
+def _bias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Remark]:
     assert case.draft is not None
     switch = not case.draft.mla and all(t.name.endswith("o_proj.bias") for t in tensors)
     why = "config.json has no attention_bias" if switch else "the drafter's projections are built without bias"
     remedy = '"attention_bias": true' if switch else "train without bias; SGLang has none for query, key and value"
     read = [(case.samples.get(t.name), t) for t in tensors]
     zero = all(s is not None and s.blocks == s.zero_blocks and s.size == t.end - t.start for s, t in read)
-    yield Finding(
+    yield Remark(
         "bias",
         Verdict.NOTE if zero else Verdict.DEGRADED,
         tensors[0].name,
@@ -162,8 +162,8 @@ def _bias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Findi
     )
 
 
-def _qk_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
-    yield Finding(
+def _qk_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Remark]:
+    yield Remark(
         "qk-norm",
         Verdict.LOAD_ERROR if case.folder.speculators else Verdict.SILENT_GARBAGE,
         tensors[0].name,
@@ -172,7 +172,7 @@ def _qk_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Fi
     )
 
 
-def _fc_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
+def _fc_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Remark]:
     assert case.draft is not None
     since = (v.FC_NORM_MLA if case.draft.mla else v.FC_NORM).since
     if version < since:
@@ -182,13 +182,13 @@ def _fc_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Fi
     else:
         why, remedy = "config.json has no fc_norm flag", '"fc_norm": true'
     detail = f"{_listed(tensors)} are skipped: {why}"
-    yield Finding("fc-norm", Verdict.SILENT_GARBAGE, tensors[0].name, detail, remedy)
+    yield Remark("fc-norm", Verdict.SILENT_GARBAGE, tensors[0].name, detail, remedy)
 
 
-def _input_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
+def _input_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Remark]:
     since = v.NORM_BEFORE_FC.since
     old = version < since
-    yield Finding(
+    yield Remark(
         "norm-before-fc",
         Verdict.DEGRADED,
         tensors[0].name,
@@ -198,8 +198,8 @@ def _input_norm(case: Case, version: Version, tensors: list[Tensor]) -> Iterator
     )
 
 
-def _alias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
-    yield Finding(
+def _alias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Remark]:
+    yield Remark(
         "mapping-name",
         Verdict.NOTE if case.d2t is not None else Verdict.SILENT_GARBAGE,
         tensors[0].name,
@@ -208,10 +208,8 @@ def _alias(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Find
     )
 
 
-def _other(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Finding]:
-    yield Finding(
-        "tensor-unused", Verdict.NOTE, tensors[0].name, f"{len(tensors)} tensor(s) unused: {_listed(tensors)}"
-    )
+def _other(case: Case, version: Version, tensors: list[Tensor]) -> Iterator[Remark]:
+    yield Remark("tensor-unused", Verdict.NOTE, tensors[0].name, f"{len(tensors)} tensor(s) unused: {_listed(tensors)}")
 
 
 _KINDS = {

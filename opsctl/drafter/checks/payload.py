@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from opsctl.drafter import vocab_map
 from opsctl.drafter.case import Case
 from opsctl.drafter.folder import Rows, Sample
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 
-def payload(case: Case, version: Version) -> Iterator[Finding]:
+def payload(case: Case, version: Version) -> Iterator[Remark]:
     """Row 41, from samples or, when asked for, from every byte."""
     groups: dict[tuple[str, Verdict], list[tuple[str, Sample]]] = defaultdict(list)
     for name, used in _taken(case, version):
@@ -29,7 +29,7 @@ def payload(case: Case, version: Version) -> Iterator[Finding]:
         yield _finding(case, kind, verdict, found)
 
 
-def repeats(case: Case, version: Version) -> Iterator[Finding]:
+def repeats(case: Case, version: Version) -> Iterator[Remark]:
     """Rows of the head that are alike, by samples: each token has a row of its own."""
     for container in case.folder.loaded():
         for name, rows in container.rows.items():
@@ -42,7 +42,7 @@ _NEARLY_ALL = 0.9
 _MANY = 0.05  # of the rows read; tokens that no text has, a few in a hundred at most, may share one
 
 
-def _repeated(case: Case, name: str, rows: Rows) -> Finding:
+def _repeated(case: Case, name: str, rows: Rows) -> Remark:
     first, second = rows.pairs[0]
     detail = f"of {rows.read} rows read {rows.alike} are like another, as rows {first} and {second}"
     apart = {j - i for i, j in rows.pairs}
@@ -57,7 +57,7 @@ def _repeated(case: Case, name: str, rows: Rows) -> Finding:
     else:
         cause, verdict = "rows of a head that was trained or gathered by token ids differ", Verdict.DEGRADED
     remedy = "gather the head anew from the checkpoint it comes from, by target ids: d2t[i] + i"
-    return Finding("head-rows-alike", verdict, name, f"{detail}; {cause}", remedy)
+    return Remark("head-rows-alike", verdict, name, f"{detail}; {cause}", remedy)
 
 
 def _taken(case: Case, version: Version) -> Iterator[tuple[str, bool]]:
@@ -79,7 +79,7 @@ _WORDS = {
 }
 
 
-def _finding(case: Case, kind: str, verdict: Verdict, found: list[tuple[str, Sample]]) -> Finding:
+def _finding(case: Case, kind: str, verdict: Verdict, found: list[tuple[str, Sample]]) -> Remark:
     check, what, cause = _WORDS[kind]
     name = found[0][0]
     read = sum(s.size for _, s in found)
@@ -94,7 +94,7 @@ def _finding(case: Case, kind: str, verdict: Verdict, found: list[tuple[str, Sam
     if listed:
         detail += f"; also {listed}" + (", ..." if len(found) > 4 else "")
     shared = verdict is Verdict.NOTE
-    return Finding(
+    return Remark(
         check,
         verdict,
         name,

@@ -8,7 +8,7 @@ from typing import Any
 from opsctl.drafter.case import Case
 from opsctl.drafter.checks.files import REMEDY
 from opsctl.drafter.folder import QUANTIZATION
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
@@ -23,7 +23,7 @@ _METHODS = frozenset({
 _REMOVE = "remove quantization_config from config.json"
 
 
-def quantization(case: Case, version: Version) -> Iterator[Finding]:
+def quantization(case: Case, version: Version) -> Iterator[Remark]:
     """Row 32: what the config says about quantisation, and what the tensors are."""
     draft = case.draft
     if draft is None:
@@ -32,7 +32,7 @@ def quantization(case: Case, version: Version) -> Iterator[Finding]:
     if case.serving.draft_quantization is None and any(t.section("quantization_config") for t in targets):
         detail = "the target is quantised; started with --quantization, the drafter would inherit it"
         remedy = "--speculative-draft-model-quantization unquant"
-        yield Finding("quantization", Verdict.NOTE, "--quantization", detail, remedy)
+        yield Remark("quantization", Verdict.NOTE, "--quantization", detail, remedy)
     if not case.builds(version):
         return
     given = draft.raw.get("quantization_config")
@@ -41,7 +41,7 @@ def quantization(case: Case, version: Version) -> Iterator[Finding]:
     if by_file and problem is not None:
         detail = f"{problem.text}; the server reads this file at start, as config.json says nothing of quantisation"
         remedy = REMEDY.get(problem.code, f"remove {QUANTIZATION} if the drafter is not quantised, or get it again")
-        yield Finding("quantization", Verdict.LOAD_ERROR, QUANTIZATION, detail, remedy)
+        yield Remark("quantization", Verdict.LOAD_ERROR, QUANTIZATION, detail, remedy)
     if case.serving.draft_quantization == "unquant":
         return
     if given is not None:
@@ -50,9 +50,9 @@ def quantization(case: Case, version: Version) -> Iterator[Finding]:
         yield _claimed(case, QUANTIZATION, case.folder.raw_quantization, f"remove {QUANTIZATION}")
 
 
-def _claimed(case: Case, subject: str, config: Any, remedy: str) -> Finding:
-    def finding(verdict: Verdict, detail: str) -> Finding:
-        return Finding("quantization", verdict, subject, detail, "" if verdict is Verdict.NOTE else remedy)
+def _claimed(case: Case, subject: str, config: Any, remedy: str) -> Remark:
+    def finding(verdict: Verdict, detail: str) -> Remark:
+        return Remark("quantization", verdict, subject, detail, "" if verdict is Verdict.NOTE else remedy)
 
     if not isinstance(config, dict):
         return finding(Verdict.LOAD_ERROR, f"{config!r:.40}: an object is expected, AttributeError")

@@ -9,7 +9,7 @@ from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.loader import mapping_name
 from opsctl.drafter.settings import Settings, rope_base
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
@@ -17,7 +17,7 @@ _TORCH = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float6
 _VOCAB_PAD = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE
 
 
-def context(case: Case, version: Version) -> Iterator[Finding]:
+def context(case: Case, version: Version) -> Iterator[Remark]:
     """Row 4: the drafter's context length against the server's."""
     draft, serving = case.draft, case.serving
     reads = version in v.ROPE_PARAMETERS
@@ -31,9 +31,9 @@ def context(case: Case, version: Version) -> Iterator[Finding]:
             "; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN overwrites it: acceptance falls beyond the trained length"
         )
         remedy = f"--context-length {own}, or a drafter trained on longer texts"
-        yield Finding("context-length", Verdict.DEGRADED, "max_position_embeddings", detail, remedy)
+        yield Remark("context-length", Verdict.DEGRADED, "max_position_embeddings", detail, remedy)
         return
-    yield Finding(
+    yield Remark(
         "context-length",
         Verdict.LOAD_ERROR,
         "max_position_embeddings",
@@ -42,7 +42,7 @@ def context(case: Case, version: Version) -> Iterator[Finding]:
     )
 
 
-def divisible(case: Case, version: Version) -> Iterator[Finding]:
+def divisible(case: Case, version: Version) -> Iterator[Remark]:
     """Row 23: what tensor parallelism splits."""
     draft, tp = case.draft, case.serving.tp
     if draft is None or not case.builds(version):
@@ -52,7 +52,7 @@ def divisible(case: Case, version: Version) -> Iterator[Finding]:
             n for n in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if n < tp and not _indivisible(draft, version, n)
         )
         detail = f"{size}{how} cannot be split over tensor parallel {tp}: assertion when the class is built"
-        yield Finding("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits} splits all of it")
+        yield Remark("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits} splits all of it")
 
 
 def _indivisible(draft: Settings, version: Version, tp: int) -> list[tuple[str, int, str]]:
@@ -70,7 +70,7 @@ def _indivisible(draft: Settings, version: Version, tp: int) -> list[tuple[str, 
     ]
 
 
-def dtype(case: Case, version: Version) -> Iterator[Finding]:
+def dtype(case: Case, version: Version) -> Iterator[Remark]:
     """Row 31: nothing is cast between target and drafter."""
     draft, text = case.draft, case.text
     if draft is None:
@@ -78,7 +78,7 @@ def dtype(case: Case, version: Version) -> Iterator[Finding]:
     named = draft.dtype_named
     if text is not None and draft.dtype != text.dtype and case.builds(version):
         said = named or "no dtype or torch_dtype (reads as float32)"
-        yield Finding(
+        yield Remark(
             "dtype",
             Verdict.RUNTIME_ERROR,
             "torch_dtype",
@@ -96,16 +96,16 @@ def dtype(case: Case, version: Version) -> Iterator[Finding]:
         detail = (
             f"weights in {', '.join(odd)} without a quantization_config: they are cast to numbers without their scales"
         )
-        yield Finding(
+        yield Remark(
             "quantization", Verdict.SILENT_GARBAGE, first, detail, "add the quantization_config of the producer"
         )
     cast = sorted(k for k in kinds & _FLOATS if _TORCH[k] != draft.dtype)
     if cast:
         detail = f"weights are stored in {', '.join(cast)} and cast to {draft.dtype} when loaded"
-        yield Finding("dtype", Verdict.NOTE, "weights", detail)
+        yield Remark("dtype", Verdict.NOTE, "weights", detail)
 
 
-def rope(case: Case, version: Version) -> Iterator[Finding]:
+def rope(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 33 and 34: rope base and scaling as this version reads them."""
     draft = case.draft
     if draft is None:
@@ -115,10 +115,10 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
     base, wanted = rope_base(seen), rope_base(meant)
     if not (math.isfinite(base) and base > 0):
         detail = f"{base:g}: every position is rotated to NaN or not at all"
-        yield Finding("rope-base", Verdict.SILENT_GARBAGE, "rope_theta", detail, "the base it was trained with")
+        yield Remark("rope-base", Verdict.SILENT_GARBAGE, "rope_theta", detail, "the base it was trained with")
         return
     if seen.theta is None and meant.theta is not None and (base, seen.scaling) != (wanted, meant.scaling):
-        yield Finding(
+        yield Remark(
             "rope-base",
             Verdict.DEGRADED,
             "rope_theta",
@@ -131,13 +131,13 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
         detail = (
             f"rope_theta {base:g} ({seen.scaling[:20]}) and rope_parameters {wanted:g} ({meant.scaling[:20]}) disagree"
         )
-        yield Finding("rope-base", Verdict.NOTE, "rope_theta", f"{detail}; this version reads {base:g}")
+        yield Remark("rope-base", Verdict.NOTE, "rope_theta", f"{detail}; this version reads {base:g}")
     text = case.text
     if text is None:
         return
     theirs = text.rope(True)
     if seen.theta is None and meant.theta is None and theirs.theta not in (None, rope_base(meant)):
-        yield Finding(
+        yield Remark(
             "rope-base",
             Verdict.NOTE,
             "rope_theta",
@@ -146,25 +146,25 @@ def rope(case: Case, version: Version) -> Iterator[Finding]:
         )
     elif meant.theta is not None and theirs.theta is not None and meant.theta != theirs.theta:
         detail = f"{meant.theta:g}, the target has {theirs.theta:g}: right if it was trained so"
-        yield Finding("rope-base", Verdict.NOTE, "rope_theta", detail)
+        yield Remark("rope-base", Verdict.NOTE, "rope_theta", detail)
     if meant.scaling == "default" and theirs.scaling != "default":
         detail = (
             f"the target scales rope ({theirs.scaling[:20]}), the drafter does not: right if it was"
             " trained so, as many are"
         )
-        yield Finding("rope-scaling", Verdict.NOTE, "rope_scaling", detail)
+        yield Remark("rope-scaling", Verdict.NOTE, "rope_scaling", detail)
 
 
-def launch(case: Case, version: Version) -> Iterator[Finding]:
+def launch(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 39 and 40: arguments the server changes or lacks."""
     serving = case.serving
     if not serving.draft_path:
         detail = "missing: the target is loaded twice, then AttributeError (#36528)"
-        yield Finding(
+        yield Remark(
             "draft-path", Verdict.LOAD_ERROR, "--speculative-draft-model-path", detail, "name the drafter's folder"
         )
     if serving.topk == 1 and None not in (serving.steps, serving.draft_tokens):
         forced = (serving.steps or 0) + 1
         if serving.draft_tokens != forced:
             detail = f"{serving.draft_tokens}: with topk 1 it is forced to steps + 1 = {forced}"
-            yield Finding("draft-tokens", Verdict.NOTE, "--speculative-num-draft-tokens", detail)
+            yield Remark("draft-tokens", Verdict.NOTE, "--speculative-num-draft-tokens", detail)

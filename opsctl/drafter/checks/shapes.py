@@ -9,11 +9,11 @@ from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.loader import Filled, Fit, How, Loaded
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 
-def shapes(case: Case, version: Version) -> Iterator[Finding]:
+def shapes(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 9, 16, 21 and 22: each tensor in its slot, worst over all ranks."""
     draft = case.draft
     if draft is None or not case.builds(version):
@@ -27,7 +27,7 @@ def shapes(case: Case, version: Version) -> Iterator[Finding]:
         verdict, effect = _effect(filled, loaded)
         groups[_check(name), verdict, _remedy(name, filled, case, loaded)].append((filled, effect))
     for (check, verdict, remedy), found in groups.items():
-        yield Finding(check, verdict, found[0][0].tensor.name, _detail(found), remedy)
+        yield Remark(check, verdict, found[0][0].tensor.name, _detail(found), remedy)
 
 
 def _detail(found: list[tuple[Filled, str]]) -> str:

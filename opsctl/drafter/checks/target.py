@@ -8,7 +8,7 @@ from opsctl.drafter import loader
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case, deepseek_like
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 from opsctl.sglang import releases
 from opsctl.sglang.releases import Capture, Target
@@ -17,7 +17,7 @@ _CAPTURE = "target-capture"
 _IDS = "eagle_config.eagle_aux_hidden_state_layer_ids"
 
 
-def capture(case: Case, version: Version) -> Iterator[Finding]:
+def capture(case: Case, version: Version) -> Iterator[Remark]:
     """Whether this version's class for the target can record hidden states at all. Not the drafter's fault."""
     if case.target is None or case.text is None:
         return
@@ -31,7 +31,7 @@ def capture(case: Case, version: Version) -> Iterator[Finding]:
     elif version not in v.AUX_IDS_IN_GRAPHS and case.draft is not None and case.draft.aux_ids is not None:
         default, asked = found.layers(case.text.layers), case.captured(version)
         if asked != default:
-            yield Finding(
+            yield Remark(
                 _CAPTURE,
                 Verdict.DEGRADED,
                 _IDS,
@@ -43,27 +43,27 @@ def capture(case: Case, version: Version) -> Iterator[Finding]:
             )
 
 
-def _absent(name: str, version: Version) -> Finding:
+def _absent(name: str, version: Version) -> Remark:
     """A class of which nothing is known on this version."""
     having = v.with_class(name)
     if version not in releases.known():
         detail = f"{name[:80]} was not read in SGLang {version}, so whether it records hidden states is not known"
         remedy = "opsctl drafter check --host reads the source that serves"
-        return Finding(_CAPTURE, Verdict.NOT_JUDGED, name, detail, remedy, in_outcome=False)
+        return Remark(_CAPTURE, Verdict.NOT_JUDGED, name, detail, remedy, in_outcome=False)
     if not having:
         detail = f"{name[:80]} is not among the model classes of SGLang {releases.known()[0]} to {releases.known()[-1]}"
         detail += ": not recognised"
         remedy = "see `architectures` in the target's config.json"
-        return Finding(_CAPTURE, Verdict.NOT_JUDGED, name, detail, remedy, in_outcome=False)
+        return Remark(_CAPTURE, Verdict.NOT_JUDGED, name, detail, remedy, in_outcome=False)
     if version < having[0]:
         why, remedy = f"SGLang before {having[0]} has no {name}", _later(name)
     else:
         last = max(one for one in having if one < version)
         why, remedy = f"SGLang after {last} has no {name}", f"SGLang {last}"
-    return Finding(_CAPTURE, Verdict.LOAD_ERROR, name, why, remedy, in_outcome=False)
+    return Remark(_CAPTURE, Verdict.LOAD_ERROR, name, why, remedy, in_outcome=False)
 
 
-def _unable(name: str, found: Target, text: str) -> Finding:
+def _unable(name: str, found: Target, text: str) -> Remark:
     """A class that does not record, or of which that cannot be told."""
     verdict, remedy = Verdict.LOAD_ERROR, _later(name)
     match found.capture:
@@ -82,7 +82,7 @@ def _unable(name: str, found: Target, text: str) -> Finding:
     if found.capture is Capture.PATCH and (not found.around or text in ("", *found.around)):
         patch = f"opsctl patch sglang --for-target {name}"
         remedy = f"{remedy}, or {patch}" if v.capturing(name) else patch
-    return Finding(_CAPTURE, verdict, name, f"{name} {why}", remedy, in_outcome=False)
+    return Remark(_CAPTURE, verdict, name, f"{name} {why}", remedy, in_outcome=False)
 
 
 def _later(name: str) -> str:
@@ -92,20 +92,20 @@ def _later(name: str) -> str:
     )
 
 
-def known(case: Case, version: Version) -> Iterator[Finding]:
+def known(case: Case, version: Version) -> Iterator[Remark]:
     """What is left out when nothing is known of the target."""
     if case.target is None:
         detail = "not given: vocabulary, hidden size, aux layers, dtype and context length were not compared with it"
-        yield Finding("target", Verdict.NOTE, "target", detail, "--target FOLDER")
+        yield Remark("target", Verdict.NOTE, "target", detail, "--target FOLDER")
 
 
-def vocabulary(case: Case, version: Version) -> Iterator[Finding]:
+def vocabulary(case: Case, version: Version) -> Iterator[Remark]:
     """Row 13: one vocabulary."""
     if case.draft is None or case.text is None or not case.draft.vocab or not case.text.vocab:
         return
     eagle3 = case.recognised.kind.eagle3
     if case.draft.vocab != case.text.vocab:
-        yield Finding(
+        yield Remark(
             "vocab-size",
             Verdict.SILENT_GARBAGE,
             "vocab_size",
@@ -115,7 +115,7 @@ def vocabulary(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def embedding(case: Case, version: Version) -> Iterator[Finding]:
+def embedding(case: Case, version: Version) -> Iterator[Remark]:
     """An embedding that the draft model brings, and that the server replaces by the target's."""
     if case.draft is None or case.draft.own_embedding or not case.builds(version):
         return
@@ -127,16 +127,16 @@ def embedding(case: Case, version: Version) -> Iterator[Finding]:
     if found is None:
         detail = f"{why}; whether they differ was not seen"
         remedy = "--target FOLDER, with the target's weights in it, compares them"
-        yield Finding("own-embedding", Verdict.NOTE, filled.tensor.name, detail, remedy)
+        yield Remark("own-embedding", Verdict.NOTE, filled.tensor.name, detail, remedy)
     elif found.same:
-        yield Finding("own-embedding", Verdict.NOTE, filled.tensor.name, f"{why}: {found}")
+        yield Remark("own-embedding", Verdict.NOTE, filled.tensor.name, f"{why}: {found}")
     else:
         detail = f"{why}, and {found}: the draft model was trained on other numbers (vllm #27732 read 1.32 for 2.49)"
         remedy = "train with the target's embedding frozen, or serve it where the draft model keeps its own (vLLM)"
-        yield Finding("own-embedding", Verdict.DEGRADED, filled.tensor.name, detail, remedy)
+        yield Remark("own-embedding", Verdict.DEGRADED, filled.tensor.name, detail, remedy)
 
 
-def hidden(case: Case, version: Version) -> Iterator[Finding]:
+def hidden(case: Case, version: Version) -> Iterator[Remark]:
     """Row 14: the width of the captured states."""
     draft, text = case.draft, case.text
     if draft is None or text is None or not draft.hidden or not text.hidden or not case.builds(version):
@@ -150,7 +150,7 @@ def hidden(case: Case, version: Version) -> Iterator[Finding]:
                 return  # `fc` does not fit what is built either, which names the key that is missing
             right = key if loaded.width == text.hidden else "target_hidden_size"
             remedy = f'"{right}": {text.hidden}, as fc and the norms have it'
-        yield Finding(
+        yield Remark(
             "target-hidden",
             Verdict.RUNTIME_ERROR,
             key,
@@ -160,7 +160,7 @@ def hidden(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
+def aux_layers(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 16 to 19: which layers are captured, and whether those are meant."""
     draft, text = case.draft, case.text
     if draft is None or text is None or not text.integer("num_hidden_layers") or not case.builds(version):
@@ -174,7 +174,7 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
     if 0 in layers and deepseek_like(text) and version not in v.LAYER_0_CAPTURE:
         detail = f"captures the input of layer 0, which SGLang before {v.LAYER_0_CAPTURE.since} cannot: TypeError"
         remedy = f"SGLang {v.LAYER_0_CAPTURE.since} or later"
-        yield Finding("aux-layers", Verdict.RUNTIME_ERROR, "aux hidden states", detail, remedy)
+        yield Remark("aux-layers", Verdict.RUNTIME_ERROR, "aux hidden states", detail, remedy)
     if case.records(version):
         yield _captured(layers)
     if ids is None:
@@ -191,9 +191,9 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
                 f"{_list(ids)}: input or output style cannot be told; this version takes the input of"
                 f" layers {_list(layers)}"
             )
-            yield Finding("aux-convention", Verdict.NOTE, key, detail)
+            yield Remark("aux-convention", Verdict.NOTE, key, detail)
     elif layers != meant:
-        yield Finding(
+        yield Remark(
             "aux-convention",
             Verdict.DEGRADED,
             key,
@@ -204,11 +204,11 @@ def aux_layers(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def _converted(ids: Sequence[int], layers: Sequence[int]) -> Iterator[Finding]:
+def _converted(ids: Sequence[int], layers: Sequence[int]) -> Iterator[Remark]:
     """Whether the ids of a speculators config still mean the same layers once they are in SGLang's style."""
     meant = [i + 1 for i in ids]
     if list(layers) != meant:
-        yield Finding(
+        yield Remark(
             "aux-convention",
             Verdict.DEGRADED,
             "eagle_aux_hidden_state_layer_ids",
@@ -218,18 +218,18 @@ def _converted(ids: Sequence[int], layers: Sequence[int]) -> Iterator[Finding]:
         )
 
 
-def _captured(layers: Sequence[int]) -> Finding:
+def _captured(layers: Sequence[int]) -> Remark:
     outputs = _list([layer - 1 for layer in layers])
     detail = f"the server captures the output of layers {outputs} (the input of {_list(layers)})"
-    return Finding("aux-layers", Verdict.NOTE, "aux hidden states", detail)
+    return Remark("aux-layers", Verdict.NOTE, "aux hidden states", detail)
 
 
-def _narrow(draft: Settings, layers: Sequence[int], recorded: Sequence[int], count: int, n: int) -> Finding:
+def _narrow(draft: Settings, layers: Sequence[int], recorded: Sequence[int], count: int, n: int) -> Remark:
     key = "eagle_config.eagle_aux_hidden_state_layer_ids"
     width = len(recorded) * draft.target_hidden
     if len(recorded) == count:
         detail = f"states of {count} layer(s) are {width} wide, which is the hidden size, so fc is skipped"
-        return Finding(
+        return Remark(
             "aux-layers", Verdict.SILENT_GARBAGE, key, detail, "train with more aux layers, or with another engine"
         )
     detail = (
@@ -239,18 +239,18 @@ def _narrow(draft: Settings, layers: Sequence[int], recorded: Sequence[int], cou
     )
     remedy = "name as many layers of the target as fc was trained with"
     if width == draft.hidden:
-        return Finding(
+        return Remark(
             "aux-layers", Verdict.SILENT_GARBAGE, key, f"{detail}; that is the hidden size, so fc is skipped", remedy
         )
-    return Finding("aux-layers", Verdict.RUNTIME_ERROR, key, f"{detail}: shape error at warm-up", remedy)
+    return Remark("aux-layers", Verdict.RUNTIME_ERROR, key, f"{detail}: shape error at warm-up", remedy)
 
 
-def _misplaced(draft: Settings, layers: Sequence[int]) -> Iterator[Finding]:
+def _misplaced(draft: Settings, layers: Sequence[int]) -> Iterator[Remark]:
     top = draft.aux_ids_at_top
     if top is None:
         return
     same = top == tuple(layers) or tuple(i + 1 for i in top) == tuple(layers)
-    yield Finding(
+    yield Remark(
         "aux-place",
         Verdict.NOTE if same else Verdict.DEGRADED,
         "eagle_aux_hidden_state_layer_ids",
@@ -273,7 +273,7 @@ def _list(ids: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, ids[:12])) + (", ...]" if len(ids) > 12 else "]")
 
 
-def provenance(case: Case, version: Version) -> Iterator[Finding]:
+def provenance(case: Case, version: Version) -> Iterator[Remark]:
     """Row 37: trained for this target? Models of one family have the same shapes."""
     raw = case.folder.raw_config
     if raw is None or case.target is None:
@@ -285,7 +285,7 @@ def provenance(case: Case, version: Version) -> Iterator[Finding]:
     names = verifier.get("architectures")
     trained = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if trained and case.target.architecture and trained != case.target.architecture:
-        yield Finding(
+        yield Remark(
             "provenance",
             Verdict.NOTE,
             "speculators_config.verifier",
@@ -296,12 +296,12 @@ def provenance(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def attention(case: Case, version: Version) -> Iterator[Finding]:
+def attention(case: Case, version: Version) -> Iterator[Remark]:
     """Row 38: the drafter inherits the target's attention backend."""
     if case.draft is None or case.text is None or case.draft.mla or not deepseek_like(case.text):
         return
     if case.class_known(version):
-        yield Finding(
+        yield Remark(
             "attention-backend",
             Verdict.NOTE,
             "--speculative-draft-attention-backend",
@@ -311,13 +311,11 @@ def attention(case: Case, version: Version) -> Iterator[Finding]:
         )
 
 
-def multimodal(case: Case, version: Version) -> Iterator[Finding]:
+def multimodal(case: Case, version: Version) -> Iterator[Remark]:
     """Row 42: a server fault that looks like a drafter fault."""
     since, until = Version(0, 5, 10), Version(0, 5, 14)
     if case.target is not None and case.target.section("vision_config") and since <= version < until:
         detail = (
             "batches with images: the last token is embedded wrongly for all requests but the last (#27647, #27846)"
         )
-        yield Finding(
-            "multimodal-batches", Verdict.NOTE, "target", detail, f"SGLang {until} or later", in_outcome=False
-        )
+        yield Remark("multimodal-batches", Verdict.NOTE, "target", detail, f"SGLang {until} or later", in_outcome=False)

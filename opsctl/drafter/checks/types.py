@@ -11,7 +11,7 @@ from typing import Any
 from opsctl.drafter import versions as v
 from opsctl.drafter.case import Case
 from opsctl.drafter.settings import Settings
-from opsctl.drafter.verdict import Finding, Verdict
+from opsctl.drafter.verdict import Remark, Verdict
 from opsctl.drafter.versions import Version
 
 _NONE = type(None)
@@ -45,7 +45,7 @@ _STRICT: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 _TORCH_NAMES = frozenset({"bfloat16", "float16", "half", "float32", "float", "float64", "double"})
 
 
-def types(case: Case, version: Version) -> Iterator[Finding]:
+def types(case: Case, version: Version) -> Iterator[Remark]:
     """Row 3: values of a kind that the config class or the drafter class does not take."""
     draft = case.draft
     if draft is None or not case.builds(version):
@@ -53,21 +53,21 @@ def types(case: Case, version: Version) -> Iterator[Finding]:
     for key, (takes, wanted) in _fields(draft, version).items():
         if key in draft.raw and not takes(draft.raw[key]):
             detail = f"{draft.raw[key]!r:.60}: {wanted} is expected, TypeError"
-            yield Finding("config-types", Verdict.LOAD_ERROR, key, detail, f"correct {key}")
+            yield Remark("config-types", Verdict.LOAD_ERROR, key, detail, f"correct {key}")
     activation = draft.raw.get("hidden_act", "silu")
     if activation != "silu":
         detail = f"{activation!r:.40}: ValueError 'Only silu is supported for now'"
-        yield Finding("config-types", Verdict.LOAD_ERROR, "hidden_act", detail, "train with silu, or serve with vLLM")
+        yield Remark("config-types", Verdict.LOAD_ERROR, "hidden_act", detail, "train with silu, or serve with vLLM")
     if version in v.STRICT_CONFIG:
         yield from _related(draft)
     named = draft.raw.get("dtype", draft.raw.get("torch_dtype"))
     if named is not None and not (isinstance(named, str) and named in _TORCH_NAMES):
         detail = f"{named!r:.40}: torch has no such type of floats, the start fails"
         remedy = 'name it as "bfloat16"'
-        yield Finding("config-types", Verdict.LOAD_ERROR, "torch_dtype", detail, remedy)
+        yield Remark("config-types", Verdict.LOAD_ERROR, "torch_dtype", detail, remedy)
     if version not in v.TRANSFORMERS_5 and draft.raw.get("quantization_config", {}) is None:
         detail = f"null: transformers before 5 (SGLang before {v.TRANSFORMERS_5.since}) asks it for to_dict"
-        yield Finding("config-types", Verdict.LOAD_ERROR, "quantization_config", detail, "remove the key")
+        yield Remark("config-types", Verdict.LOAD_ERROR, "quantization_config", detail, "remove the key")
 
 
 def _fields(draft: Settings, version: Version) -> Mapping[str, tuple[Callable[[Any], bool], str]]:
@@ -86,18 +86,18 @@ def _fields(draft: Settings, version: Version) -> Mapping[str, tuple[Callable[[A
     return found
 
 
-def _related(draft: Settings) -> Iterator[Finding]:
+def _related(draft: Settings) -> Iterator[Remark]:
     """Fields that transformers from 5.6 on compares with each other."""
     if not draft.mla and draft.heads > 0 and draft.hidden % draft.heads:
         detail = (
             f"{draft.hidden} is no multiple of num_attention_heads {draft.heads}; transformers from 5.6 on (SGLang"
             f" {v.STRICT_CONFIG.since}) refuses that"
         )
-        yield Finding("config-types", Verdict.NOTE, "hidden_size", detail, "start it with an older transformers")
+        yield Remark("config-types", Verdict.NOTE, "hidden_size", detail, "start it with an older transformers")
     layer_types = draft.raw.get("layer_types")
     if isinstance(layer_types, list) and len(layer_types) != draft.layers:
         detail = f"{len(layer_types)} entries for num_hidden_layers {draft.layers}: ValueError"
-        yield Finding(
+        yield Remark(
             "config-types", Verdict.LOAD_ERROR, "layer_types", detail, "name one for each layer of the drafter"
         )
 
@@ -116,7 +116,7 @@ _ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def rope_keys(case: Case, version: Version) -> Iterator[Finding]:
+def rope_keys(case: Case, version: Version) -> Iterator[Remark]:
     """Rows 33 and 34: how rope is described, as far as the rotary embedding can be built from it."""
     draft = case.draft
     if draft is None or draft.mla or not case.builds(version):
@@ -126,10 +126,10 @@ def rope_keys(case: Case, version: Version) -> Iterator[Finding]:
     key = "rope_scaling" if draft.section("rope_scaling") or not reads else "rope_parameters"
     wrong = _rope_problem(section, draft.raw.get("rope_scaling") == {}, version)
     if wrong:
-        yield Finding("rope-scaling", Verdict.LOAD_ERROR, key, *wrong)
+        yield Remark("rope-scaling", Verdict.LOAD_ERROR, key, *wrong)
     if reads and "rope_theta" in section and type(section["rope_theta"]) not in (int, float):
         detail = f"rope_theta in it is {section['rope_theta']!r:.40}: a number is expected, TypeError"
-        yield Finding("config-types", Verdict.LOAD_ERROR, key, detail, "correct rope_theta")
+        yield Remark("config-types", Verdict.LOAD_ERROR, key, detail, "correct rope_theta")
 
 
 def _rope_problem(section: Mapping[str, Any], empty: bool, version: Version) -> tuple[str, str] | None:
