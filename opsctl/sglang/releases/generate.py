@@ -21,7 +21,7 @@ from opsctl.sglang.releases import SECTIONS, SETS, State, Target, Version, state
 from opsctl.sglang.source import facts, symbols, tree, treeversion
 from opsctl.sglang.source.symbols import ClassRef, NotPython, dotted, parse, resolve, walk
 from opsctl.sglang.source.tree import SourceTree
-from opsctl.wire.protocol import Call
+from opsctl.wire.calls.source import launchflags_known
 
 DATA = Path(__file__).parent / "data"
 
@@ -113,7 +113,7 @@ def state(folder: Path) -> State:
     registered = dict(registry(source))
     drafts = {name for name, cls in registered.items() if _drafts(source, cls)}
     known = facts.gather(source, ())
-    flags = tree.here(Call("launchflags.known", {"python": sys.executable, "cwd": str(folder), "path": str(folder)}))
+    flags = tree.here(launchflags_known(sys.executable, str(folder), str(folder)))
     return {
         "algorithms": algorithms(source),
         "nextn": nextn(source),
