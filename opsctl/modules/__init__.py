@@ -29,7 +29,7 @@ MODULES: dict[str, str] = {
     "logs_collect": "logs_collect:LogsCollect",
     "probe": "probe:Probe",
     "process": "process:Process",
-    "raw": "raw:Raw",
+    "raw": "command:Raw",
     "service": "service:Service",
     "sglang_patch": "sglang_patch:SglangPatch",
     "sglang_server": "sglang_server:SglangServer",
