@@ -23,13 +23,13 @@ MAY_KNOW = {
     "agent": {"wire"},
     "remote": {"agent", "wire"},
     "drafter": {"agent", "wire", "sglang.releases"},  # facts of the releases; their room knows nothing of the rest
-    "gpu": {"agent", "inventory", "wire"},
+    "gpu": {"inventory", "wire"},
     "sglang": {"agent", "drafter", "gpu", "inventory", "wire"},
-    "survey": {"agent", "gpu", "sglang", "wire"},
+    "survey": {"gpu", "sglang", "wire"},
     "inventory": {"remote", "wire", "yaml_source"},
     "practice": set(),
     "modules": {*DOMAIN, "inventory", "remote", "patchfiles", "yaml_source"},
-    "engine": {"wire", "agent", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
+    "engine": {"wire", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
     "report": {*DOMAIN, "engine", "modules"} - {"agent"},
     "verbs": {*DOMAIN, "remote", "inventory", "survey", "modules", "patchfiles", "engine"},
     "cli": {*DOMAIN, "inventory", "survey", "modules", "patchfiles", "engine", "report", "verbs", "practice"}
