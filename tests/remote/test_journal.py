@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import grp
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +26,8 @@ from opsctl.agent.core.statedir import state_dir
 from opsctl.errors import Locked, RemoteError
 from opsctl.remote import steps as journal
 from opsctl.remote.host import RemoteHost
+from opsctl.wire import undo as operations
+from opsctl.wire.calls import declaration
 from opsctl.wire.protocol import AgentError, Call, Context
 from tests.campaigns.damages import child
 from tests.conftest import MakeHost
@@ -294,13 +300,107 @@ def test_a_damaged_journal_of_the_format_before_is_not_said_to_be_undone(what: s
     assert ((box / "new").exists(), (box / "old").read_bytes()) == (what == "the log", b"after\n")
 
 
+FORMAT_2 = REPOSITORY / "tests/data/journal/format-2.json"  # a run of tasks, made by opsctl at commit 536e218
+
+
+def sealed(kept: dict[str, str]) -> dict[str, str]:
+    """A journal of format 2 with the sums that its records have once words in them were replaced."""
+    sums: dict[str, str] = {}
+
+    def again(line: str) -> str:
+        record = json.loads(line)
+        old, record["undo"] = record.pop("sum"), record.get("undo")
+        if isinstance(record["undo"], str):
+            record["undo"] = sums[record["undo"]]
+        elif record["undo"] is None and '"undo":' not in line:
+            del record["undo"]
+        new = durable.pack(record).decode()
+        sums[old] = json.loads(new)["sum"]
+        return new
+
+    for name in ("undo", "log", "end", *(name for name in kept if name.endswith("/0.json"))):
+        kept[name] = "".join(again(line) for line in kept[name].splitlines())
+    return kept
+
+
+def test_a_run_of_the_release_before_is_taken_back(tmp_path: Path) -> None:
+    box, run = tmp_path / "box", "20260101-120000-bbbb"
+    folder = tmp_path / "state/runs" / run
+    kept = json.loads(FORMAT_2.read_text())
+    for part in (tmp_path / "state", tmp_path / "state/runs", folder, *(folder / n for n in kept if n.endswith("/"))):
+        part.mkdir(mode=0o700)
+    ids = {"@BOX@": str(box), "@UID@": str(os.getuid()), "@GID@": str(os.getgid()), "@PROJECT@": "/home/ann"}
+    ids |= {"@OWNER@": pwd.getpwuid(os.getuid()).pw_name, "@GROUP@": grp.getgrgid(os.getgid()).gr_name}
+    texts = {name: text for name, text in kept.items() if text is not None}
+    for word, value in ids.items():
+        texts = {name: text.replace(word, value) for name, text in texts.items()}
+    modes = {"steps/1/0": 0o640, "steps/3/0": 0o644, "steps/6/0": 0o644}
+    for name, text in sealed(texts).items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(modes.get(name, 0o600))
+    for place in (box, box / "gone", box / "d"):
+        place.mkdir(mode=0o700 if place.name == "d" else 0o755)
+    for name, text, mode in (("a", "new\n", 0o600), ("b", "b\n", 0o644), ("c", "", 0o644)):
+        (box / name).write_text(text)
+        (box / name).chmod(mode)
+    (box / "lines").write_text("one\ntwo\nthree\n")
+    (box / "l").symlink_to(box / "a")
+
+    def rolled_back() -> Any:
+        (shown,) = history.newest(Context())["runs"]
+        assert (shown["state"], shown["damage"], shown["steps"]) == ("ended", [], 7)
+        return agent_journal.rollback(Context(), run)
+
+    report = child(tmp_path, rolled_back)
+    assert report is not None
+    assert (report["outcome"], report["damage"]) == ("rolled-back", [])
+    assert [step["status"] for step in report["steps"]] == ["undone"] * 7
+    assert os.readlink(box / "l") == "/nowhere"
+    (box / "l").unlink()
+    assert tree(box) == {"a": b"old\n", "gone/x": b"x\n", "lines": b"one\ntwo\n"}
+    assert (box / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_undo_that_this_opsctl_does_not_know_is_told_with_the_version_that_does(tmp_path: Path) -> None:
+    def later() -> None:
+        agent_journal.begin(Context(), RUN, {"version": "7.1"})
+        args = {"path": str(tmp_path / "a"), "keep": "0"}
+        agent_journal.apply(Context(), RUN, 1, [], "write", [["files.restore", args]])
+        path = tmp_path / "state/runs" / RUN
+        entry = durable.unpack((path / "undo").read_bytes())
+        assert entry is not None
+        assert entry["undo"] == [["files.restore", 1, args]]
+        entry["undo"] = [["files.restore", 2, args]]
+        old = entry.pop("sum")
+        packed = durable.pack(entry)
+        (path / "undo").write_bytes(packed)
+        lines = [json.loads(line) for line in (path / "log").read_bytes().rstrip(b"\0").splitlines()]
+        for line in lines:
+            line.pop("sum")
+            line.update({"undo": json.loads(packed)["sum"]} if line.get("undo") == old else {})
+        (path / "log").write_bytes(b"".join(map(durable.pack, lines)))
+
+    child(tmp_path, later)
+    report = child(tmp_path, lambda: agent_journal.rollback(Context(), RUN))
+    assert report is not None
+    assert report["outcome"] == "rolled-back-partly"
+    (step,) = report["steps"]
+    assert "(files.restore, version 2) is not known" in step["error"]["message"]
+    assert "use opsctl 7.1 or later" in step["error"]["message"]
+
+
+def test_every_undo_operation_is_one_of_a_call() -> None:
+    for how in operations.OPERATIONS.values():
+        assert how.takes <= signature(declaration(how.call)).parameters.keys()
+
+
 def test_a_journal_of_a_later_format_is_refused_with_the_version_that_reads_it(tmp_path: Path) -> None:
     def later() -> None:
         agent_journal.begin(Context(), RUN, {"version": "7.1"})
         log = tmp_path / "state/runs" / RUN / "log"
         line = json.loads(log.read_bytes().split(b"\n")[0])
         line.pop("sum")
-        log.write_bytes(durable.pack(dict(line, format=3)))
+        log.write_bytes(durable.pack(dict(line, format=4)))
 
     def refused() -> str:
         assert [one["state"] for one in history.newest(Context())["runs"]] == ["unreadable"]
@@ -309,7 +409,7 @@ def test_a_journal_of_a_later_format_is_refused_with_the_version_that_reads_it(t
         return caught.value.message
 
     child(tmp_path, later)
-    assert "format 3, and this opsctl reads up to 2: use opsctl 7.1 or later" in str(child(tmp_path, refused))
+    assert "format 4, and this opsctl reads up to 3: use opsctl 7.1 or later" in str(child(tmp_path, refused))
 
 
 def test_what_an_undo_needs_lies_apart_from_the_log_and_goes_when_nothing_is_left(

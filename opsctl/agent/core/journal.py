@@ -102,15 +102,19 @@ def checkpoint(call: Context, run: str, data: Checkpoint) -> None:
 
 
 def _prune(keep: int) -> List[str]:
-    """Remove all but the newest `keep` of the runs that are closed; of others, something may still be needed."""
-    closed, removed = 0, []
+    """Remove all but the newest `keep` of the runs that are closed, and of those that could be gone on with.
+
+    Of others, something is still needed: their end is not known, or their journals are damaged.
+    """
+    seen = {True: 0, False: 0}  # by whether they are closed
+    removed = []
     for name in runs.names():
         with contextlib.suppress(AgentError):  # somebody works on it, or another one prunes, too
             record = runs.read(name)
-            if not record.closed or (record.damage and not record.undone):
+            if record.outcome is None or (record.damage and not record.undone):
                 continue
-            closed += 1
-            if closed > keep:
+            seen[record.closed] += 1
+            if seen[record.closed] > keep:
                 runlog.own(name)
                 runlog.remove(runs.folder(name))
                 runlog.disown(name)

@@ -1,11 +1,12 @@
 """A run as its journal tells it, and what the journal lacks.
 
-The log of format 2 has a JSON object on each line,
+The log of format 3 has a JSON object on each line,
 
     {"n": 2, "step": 1, "task": "write a", "calls": ["files.write"], "undo": "5f3a90c1", "at": 1796077849.2, "sum": ...}
 
-`n` counts the records from 1, `sum` is the CRC-32 of the rest of the line. Format 1 had neither, and the undo calls in
-the log itself; it is still read.
+`n` counts the records from 1, `sum` is the CRC-32 of the rest of the line. How a step is undone stands apart from the
+log, as operations of wire/undo.py. In format 2 these had no versions; format 1 had no numbers and sums either, and the
+operations in the log itself. Both are still read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Set, Tuple
 from opsctl.agent.core import durable
 
 if TYPE_CHECKING:
-    from opsctl.wire.calls.core import Fault, LoggedStep, NamedCall, RunMeta, Settled
+    from opsctl.wire.calls.core import Fault, LoggedStep, RunMeta, Settled
 
-FORMAT = 2
+FORMAT = 3
 Event = Literal["kept", "done", "failed", "undoing", "undone", "undo_failed"]  # of a step
 EVENTS: Tuple[Event, ...] = ("kept", "done", "failed", "undoing", "undone", "undo_failed")
 CLOSED = ("done", "rolled-back")  # any other outcome, failed or stopped, leaves a run that can be resumed
@@ -35,8 +36,8 @@ class Step:
         self.can_undo: bool = line.get("can_undo", line.get("undo") is not None)
         undo = line.get("undo")
         self.apart: Optional[str] = undo if isinstance(undo, str) else None  # the sum of the entry with its undo calls
-        self.undo: List[NamedCall] = undo if isinstance(undo, list) else []  # format 1 has them here
-        self.settle: List[NamedCall] = line.get("settle", [])
+        self.undo: List[Any] = undo if isinstance(undo, list) else []  # operations; format 1 has them here
+        self.settle: List[Any] = line.get("settle", [])
         self.shows: List[str] = line.get("shows", [])  # files whose content is no secret, as their run knew
         self.lost: Optional[str] = None  # why it can no longer be taken back
         self.missing: List[str] = []  # what is said of this in the damage, unless taking it back shows otherwise
@@ -69,6 +70,7 @@ class Record:
     def __init__(self, run: str, lines: List[Dict[str, Any]], damage: List[str]) -> None:
         self.run, self.damage = run, damage
         self.refused: Optional[str] = None  # why nothing of it was read
+        self.format = FORMAT
         self.order = 0  # of the runs on this host; 0: made before they were counted
         self.meta: RunMeta = {}
         self.begun = self.ended = 0.0

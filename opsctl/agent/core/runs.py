@@ -107,6 +107,7 @@ def _read(run: str, path: str, end: Optional[Dict[str, Any]]) -> Record:
     else:
         lines, damage = record.plain(text)
     found = Record(run, lines, damage)
+    found.format = newest or 1
     found.order = found.order or (end or {}).get("order", 0)
     if not found.undone:  # else it was removed
         _look_for_steps(found, path, counted)

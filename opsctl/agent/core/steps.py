@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Set, Tuple
 
 from opsctl.agent.core import dispatch, durable, loader, runlog, runs
 from opsctl.agent.core.record import Record, Step, settle_key
 from opsctl.wire import masking
+from opsctl.wire import undo as operations
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
@@ -94,10 +95,19 @@ def announce(
     if record.step(seq):
         raise AgentError("exists", "run %s has a step %d already" % (run, seq), run=run)
     step = {"step": seq, "task": masking.data(task), "calls": names}
-    apart = (
-        runlog.set_apart(run, dict(step, undo=undo, settle=settle, shows=shows)) if undo is not None or settle else None
-    )
+    apart = None
+    if undo is not None or settle:
+        kept = {"undo": _written(undo, record), "settle": _written(settle, record), "shows": shows}
+        apart = runlog.set_apart(run, dict(step, **kept))
     runlog.append(run, dict(step, undo=apart, can_undo=undo is not None))
+
+
+def _written(calls: Optional[List[NamedCall]], record: Record) -> Optional[List[Any]]:
+    """Calls as the journal holds them. Raises AgentError invalid."""
+    try:
+        return None if calls is None else [operations.written(name, args, record.format) for name, args in calls]
+    except ValueError as error:
+        raise AgentError("invalid", str(error)) from None
 
 
 def whole(run: str) -> Record:
@@ -187,7 +197,7 @@ def foreseen(run: str, context: Context) -> Reply[List[Foreseen]]:
     ahead: Dict[str, Optional[bytes]] = {}  # what the undo of a later step will have made of a file
     theirs: Set[str] = set()
     for step in reversed(record.steps):
-        for name, args in step.undo if step.can_undo and not step.undone else ():
+        for name, args in known(step.undo) if step.can_undo and not step.undone else ():
             path, seen = args.get("path"), None
             with suppress(AgentError, OSError):  # the rollback will tell
                 seen = dispatch.foreseen(name, args, Undoing(context, run, step)) if path in step.shows else None
@@ -207,7 +217,12 @@ def foreseen(run: str, context: Context) -> Reply[List[Foreseen]]:
 
 def _lacks(record: Record, step: Step, context: Context) -> List[str]:
     why: List[str] = []
-    for name, args in [*step.undo, *step.settle]:
+    try:
+        calls = [operations.read(entry) for entry in [*step.undo, *step.settle]]
+    except ValueError as error:
+        words = "how it is undone (%s) is not known to this opsctl: use opsctl %s or later"
+        return [words % (error, record.meta.get("version", "the one that made it"))]
+    for name, args in calls:
         with suppress(AgentError):  # what is damaged is told as such
             why += dispatch.lacking(name, args, Undoing(context, record.run, step))
     return why
@@ -244,7 +259,7 @@ def _take_back(record: Record, step: Step, context: Context, account: Account) -
         lacks = _lacks(record, step, context)
         if lacks:  # nothing of it is taken down that could not be put up again
             raise AgentError("conflict", "left as it is: %s" % "; ".join(lacks))
-        for name, args in step.undo:
+        for name, args in map(operations.read, step.undo):
             dispatch.invoke(name, args, Undoing(context, record.run, step))
     except Exception as error:  # noqa: BLE001  told in the report; the other steps are still taken back
         step.undo_error = dispatch.describe(error)
@@ -257,27 +272,35 @@ def _take_back(record: Record, step: Step, context: Context, account: Account) -
         account.note({"undone": step.seq})
 
 
-def _to_settle(record: Record) -> Dict[str, Tuple[Step, NamedCall]]:
-    """Each distinct settle call once, with the step where it came up first: that step knows how things were before."""
-    found: Dict[str, Tuple[Step, NamedCall]] = {}
+def known(entries: List[Any]) -> Iterator[NamedCall]:
+    """The operations of a journal that this opsctl knows, as calls."""
+    for entry in entries:
+        with suppress(ValueError):
+            yield operations.read(entry)
+
+
+def _to_settle(record: Record) -> Dict[str, Tuple[Step, List[Any]]]:
+    """Each distinct settle operation once, with its first step: that one knows how things were before."""
+    found: Dict[str, Tuple[Step, List[Any]]] = {}
     for step in record.steps:
         for call in step.settle:
             found.setdefault(settle_key(call), (step, call))
     return found
 
 
-def _settle(record: Record, key: str, step: Step, call: NamedCall, context: Context, account: Account) -> None:
+def _settle(record: Record, key: str, step: Step, entry: List[Any], context: Context, account: Account) -> None:
     if key in record.settled and record.settled[key]["error"] is None:
         return
-    context.progress({"settle": call[0]})
+    context.progress({"settle": entry[0]})
     error: Optional[Fault] = None
     undoing = Undoing(context, record.run, step)
     try:
+        call = operations.read(entry)
         lacks = dispatch.lacking(call[0], call[1], undoing)
         if lacks:
             raise AgentError("conflict", "; ".join(lacks))
         dispatch.invoke(call[0], call[1], undoing)
     except Exception as failure:  # noqa: BLE001  told in the report
         error = dispatch.describe(failure)
-    record.settled[key] = {"call": call[0], "error": error}
-    account.note({"settled": key, "call": call[0], "error": error})
+    record.settled[key] = {"call": entry[0], "error": error}
+    account.note({"settled": key, "call": entry[0], "error": error})

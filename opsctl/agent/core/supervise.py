@@ -177,7 +177,7 @@ def _next(events: BinaryIO) -> Any:
 def _import_all(run: str, names: List[str]) -> None:
     """Have the source of everything the supervisor may need: for this change, and to take back those before it."""
     for step in runs.read(run).steps:
-        names = names + [name for name, _ in (step.undo or []) + step.settle]
+        names = names + [name for name, _ in steps.known(step.undo + step.settle)]
     for name in names:
         dispatch.find(name)
 
