@@ -231,9 +231,7 @@ def tell_report(host: str, report: Report, *, err: bool = False) -> Exit:
     if report.unlogged:
         typer.echo(printable(f"{host}: this rollback could not be noted in the journal: {report.unlogged}"), err=err)
     typer.echo(printable(f"{host}: {_undone(report)}"), err=err)
-    if report.damage:
-        return Exit.DAMAGED
-    return Exit.DONE if report.whole else Exit.ROLLBACK_FAILED
+    return report.code
 
 
 def _undone(report: Report) -> str:

@@ -169,8 +169,8 @@ class Fleet:
         status, code = _plain_end(error)
         if isinstance(error, Reverted):
             session.supervised = False
-            whole = tell_undone(session.name, error.report, self.emit, self.clock)
-            status, code = ("rolled-back", Exit.ROLLED_BACK) if whole else ("rollback-failed", Exit.ROLLBACK_FAILED)
+            code = tell_undone(session.name, error.report, self.emit, self.clock)
+            status, code = ("rollback-failed", code) if code else ("rolled-back", Exit.ROLLED_BACK)
         elif session.journals() and not isinstance(error, Unreachable):
             wanted = play.keys.on_failure == "rollback" and not isinstance(error, Interrupted)
             if wanted or session.supervised:
@@ -179,12 +179,12 @@ class Fleet:
 
     def _roll_back(self, session: Session, error: OpsctlError, *, interrupted: bool) -> tuple[HostStatus, Exit]:
         try:
-            whole = self._surely(session, lambda: undo(session, self.emit, self.clock, error.message))
+            code = self._surely(session, lambda: undo(session, self.emit, self.clock, error.message))
         except OpsctlError as second:
             self._note(session, "error", f"rollback: {second.message}", second.hint)
             return "rollback-failed", Exit.DAMAGED if isinstance(second, Damaged) else Exit.ROLLBACK_FAILED
-        if not whole:
-            return "rollback-failed", Exit.ROLLBACK_FAILED
+        if code is not Exit.DONE:
+            return "rollback-failed", code
         return "rolled-back", Exit.INTERRUPTED if interrupted else Exit.ROLLED_BACK
 
     def _leave_out(self, hosts: Sequence[InventoryHost], failed: int) -> None:

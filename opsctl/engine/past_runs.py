@@ -9,7 +9,7 @@ from typing import Any
 
 from opsctl.engine import find
 from opsctl.engine.loader import load_playbook
-from opsctl.errors import UsageError
+from opsctl.errors import Exit, UsageError
 from opsctl.modules.contract import FileDiff
 from opsctl.wire.calls.core import Checkpoint, Fault, Foreseen, RolledBack, Run, RunMeta, Runs, RunState, ShownRun
 from opsctl.wire.protocol import Reply
@@ -118,6 +118,11 @@ class Report:
     whole: bool
     damage: tuple[str, ...] = ()
     unlogged: str | None = None
+
+    @property
+    def code(self) -> Exit:
+        """DAMAGED, ROLLBACK_FAILED, or DONE."""
+        return Exit.DAMAGED if self.damage else Exit.DONE if self.whole else Exit.ROLLBACK_FAILED
 
 
 def past_runs(reply: Reply[Runs]) -> list[PastRun]:

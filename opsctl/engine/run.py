@@ -41,7 +41,8 @@ _OUTCOMES = {
     Exit.DONE: "done", Exit.FAILED: "failed", Exit.UNREACHABLE: "unreachable", Exit.LOCKED: "locked",
     Exit.ROLLED_BACK: "rolled back", Exit.CONFLICT: "conflict", Exit.GATE: "gate not met",
     Exit.ROLLBACK_FAILED: "rollback failed", Exit.INTERRUPTED: "interrupted", Exit.CHANGES: "changes needed",
-    Exit.DAMAGED: "journal damaged", Exit.UNKNOWN: "unknown", Exit.MISTAKE: "stopped by a mistake in the playbook",
+    Exit.DAMAGED: "journal damaged", Exit.USAGE: "refused", Exit.UNKNOWN: "unknown",
+    Exit.MISTAKE: "stopped by a mistake in the playbook",
 }  # fmt: skip
 
 

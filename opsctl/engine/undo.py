@@ -9,7 +9,7 @@ from typing import Any
 from opsctl.engine import hostlock, past_runs
 from opsctl.engine.events import Event, Note, UndoStep
 from opsctl.engine.session import Session
-from opsctl.errors import Locked, RemoteError
+from opsctl.errors import Exit, Locked, RemoteError
 from opsctl.inventory import InventoryHost
 from opsctl.remote.host import RemoteHost
 from opsctl.wire.calls import core
@@ -125,8 +125,8 @@ def undo_all(host: InventoryHost, found: Sequence[Undoing], on_progress: Callabl
     )
 
 
-def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], float], why: str) -> bool:
-    """Take back all that the run did on the host. Whether all could be undone. Raises RemoteError, Unreachable.
+def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], float], why: str) -> Exit:
+    """Take back all that the run did on the host. DONE, or what became of it. Raises RemoteError, Unreachable.
 
     What one user's journal refuses does not keep the others from being worked off.
     """
@@ -135,7 +135,7 @@ def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], fl
         if waits := past_runs.waits(data):
             emit(Note(at=clock(), host=session.name, level="warning", message=waits))
 
-    whole, refused = True, None
+    codes, refused = [Exit.DONE], None
     remote = session.remote()
     for user in session.journals():
         watched = session.supervised and user == session.supervisor
@@ -145,15 +145,15 @@ def undo(session: Session, emit: Callable[[Event], None], clock: Callable[[], fl
         except RemoteError as error:
             refused = refused or error
             continue
-        whole = tell_undone(session.name, past_runs.report(told), emit, clock) and whole
+        codes.append(tell_undone(session.name, past_runs.report(told), emit, clock))
     session.supervised = False
     if refused:
         raise refused
-    return whole
+    return max(codes)  # DAMAGED before ROLLBACK_FAILED
 
 
-def tell_undone(host: str, report: past_runs.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> bool:
-    """Tell each step of a rollback. Whether every undo succeeded; what cannot be undone by nature is told as such."""
+def tell_undone(host: str, report: past_runs.Report, emit: Callable[[Event], None], clock: Callable[[], float]) -> Exit:
+    """Tell each step of a rollback, and what became of it. What cannot be undone by nature is told as such."""
     for step in report.steps:
         emit(UndoStep(at=clock(), host=host, task=step.task, outcome=step.status, message=step.message))
     for sentence in report.damage:
@@ -161,4 +161,4 @@ def tell_undone(host: str, report: past_runs.Report, emit: Callable[[Event], Non
     if report.unlogged:
         text = f"this rollback could not be noted in the journal: {report.unlogged}"
         emit(Note(at=clock(), host=host, level="warning", message=text))
-    return report.whole
+    return report.code

@@ -255,8 +255,9 @@ def find(
     else:
         run = newest([ours, *([past.run for past in runs if counts(past)] for runs in there.values())]) or ""
         lost = [done for done in looked if done.error]
-        if lost and run not in ours:
-            raise lost[0].error or AssertionError
+        for done in lost:
+            if done.error and run not in ours:
+                raise done.error
         if refused_since(ours[0] if ours else None, project) and (not run or run in ours):
             known_as_last = f"opsctl rollback {run} undoes the one before" if run else None
             raise UsageError(
