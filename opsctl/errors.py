@@ -42,7 +42,7 @@ class Exit(IntEnum):
     UNFIT = 11  # drafter: would not serve; health: a check failed
     UNREADABLE = 12  # an input is damaged or hostile
     ROLLBACK_FAILED = 13  # something failed, and so did an undo
-    UNKNOWN = 14  # nothing wrong was seen, no change is known to be needed, and something decisive could not be told
+    UNKNOWN = 14  # something decisive could not be told; diagnose: what is wrong, or whether anything is, is not known
     DAMAGED = 15  # the journal of a run is damaged: what it still has was undone, and more may be left
     MISTAKE = 16  # what the user wrote cannot be used, which showed only after something had been done on a host
     INTERRUPTED = 130  # stopped by the user

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from opsctl.sglang.diagnosis.hypotheses import Diagnosis
     from opsctl.sglang.diagnosis.seen import Seen
 
+_SOURCES = {
+    "probe": "the probe",
+    "request": "a request of its own",
+    "server": "the server's own average",
+    "log": "its log",
+    "metrics": "its metrics",
+}
+
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
 
@@ -33,6 +41,9 @@ def diagnose(
     target: Annotated[str | None, typer.Option(help="The target's folder on the host, if the server is gone.")] = None,
     log: Annotated[str | None, typer.Option(help="The server's log on the host, if it is not its output.")] = None,
     probe: Annotated[str | None, typer.Option(metavar="RUN", help="A probe's result, for the measured length.")] = None,
+    no_requests: Annotated[
+        bool, typer.Option("--no-requests", help="Send no request: judge by what was counted before.")
+    ] = False,
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the API key.")] = "OPSCTL_API_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
@@ -45,7 +56,7 @@ def diagnose(
 
     if here:
         drafter, target, log = (path and os.path.abspath(os.path.expanduser(path)) for path in (drafter, target, log))
-    asked = Asked(port, drafter, target, log, load(probe) if probe else None)
+    asked = Asked(port, drafter, target, log, load(probe) if probe else None, requests=not no_requests)
     key = _key(api_key_env)
     if here:
         found, seen = verb.diagnose_here(asked, key)
@@ -57,7 +68,7 @@ def diagnose(
         typer.echo(json.dumps(to_json(found) | more))
     else:
         _show(found, seen)
-    return Exit.DEGRADED if found.cause else Exit.DONE
+    return Exit.DEGRADED if found.cause else Exit.DONE if found.sound else Exit.UNKNOWN
 
 
 def _key(name: str) -> Secret | None:
@@ -72,7 +83,10 @@ def _show(found: Diagnosis, seen: Seen) -> None:
 
     for note in seen.notes:
         typer.echo(f"note: {printable(note)}")
-    typer.echo(f"seen: {found.symptom.value if found.symptom else 'no acceptance was measured'}")
+    typer.echo(f"seen: {found.seen or 'no acceptance was measured'}")
+    if m := found.measured:
+        between = f", truly {m.low:.2f} to {m.high:.2f}" if m.low is not None and m.high is not None else ""
+        typer.echo(f"acceptance length {m.length:.2f}{between}, by {_SOURCES[m.source]}")
     if seen.log and (error := seen.log.first_error):
         typer.echo(f"first error in the log: {printable(error.message)}" + (f" ({error.where})" if error.where else ""))
     for j in found.hypotheses:
@@ -90,8 +104,8 @@ def _show(found: Diagnosis, seen: Seen) -> None:
     if other:
         typer.echo(f"not this     {', '.join(other)}")
     if found.cause is None:
-        typer.echo("no cause was found")
-        if found.symptom is None and seen.info:
+        typer.echo("nothing is wrong" if found.sound else "what is wrong, or whether anything is, is not known")
+        if found.seen is None and seen.info:
             typer.echo("  → `opsctl probe` measures the acceptance; then again")
         return
     typer.echo(f"cause: {found.cause.claim}")

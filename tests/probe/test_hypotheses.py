@@ -17,7 +17,7 @@ from opsctl.sglang.diagnosis.evidence import (
     Source,
     SourceFact,
     Symptom,
-    symptom,
+    shown,
 )
 from opsctl.sglang.diagnosis.hypotheses import Diagnosis, Verdict, diagnose, to_json
 from opsctl.sglang.releases import Range
@@ -204,13 +204,13 @@ def test_what_was_not_looked_at_is_not_decided() -> None:
 
 def test_without_a_measurement_a_certain_fault_is_still_named() -> None:
     found = walked(replace(GOOD, measured=None, verifies=None, drafter=(NO_HEAD,)))
-    assert found.symptom is None
+    assert found.seen is None
     assert found.cause
     assert found.cause.id == "lm-head-missing"
 
 
 @pytest.mark.parametrize(
-    ("length", "none_accepted", "shown"),
+    ("length", "none_accepted", "expected"),
     [
         (1.0, True, Symptom.DEAD),
         (1.001, False, Symptom.CHANCE),  # one hit in a thousand is not none
@@ -221,8 +221,24 @@ def test_without_a_measurement_a_certain_fault_is_still_named() -> None:
         (2.7, False, Symptom.SOUND),
     ],
 )
-def test_symptoms(length: float, none_accepted: bool | None, shown: Symptom) -> None:
-    assert symptom(replace(GOOD, measured=Measured(length, "probe", none_accepted))) is shown
+def test_symptoms(length: float, none_accepted: bool | None, expected: Symptom) -> None:
+    assert shown(replace(GOOD, measured=Measured(length, "probe", none_accepted))) == {expected}
+
+
+@pytest.mark.parametrize("length", [1.0, 1.09])
+def test_a_loose_figure_does_not_clear_the_flag(length: float) -> None:
+    """The log of a sound EAGLE-3 draft model under EAGLE on 0.5.9, after one and after four requests of 48 tokens."""
+    logged = Measured(length, "log", None, 40, 1.0, length + 0.14)
+    found = walked(replace(GOOD, measured=logged, flags=replace(EAGLE3, algorithm="EAGLE")))
+    assert found.cause is not None
+    assert found.cause.id == "algorithm-not-eagle3"
+
+
+def test_nothing_is_wrong_only_where_that_was_measured() -> None:
+    assert walked(GOOD).sound
+    assert not walked(replace(GOOD, measured=Measured(2.4, "log", None, 40, 1.9, 2.9))).sound
+    assert not walked(replace(GOOD, measured=None, verifies=None)).sound
+    assert not walked(replace(GOOD, measured=None, verifies=None, alive=False)).sound
 
 
 def test_ids_are_unique_and_json_is_complete() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,6 +11,7 @@ from opsctl.sglang.releases import Range
 
 _CHANCE = 1.02  # a length below it comes from lucky hits
 _FAINT = 1.3
+_DEAD = 1.005  # a length of two decimals that is below it reads 1.00
 _SOUND_SHARE = 0.45  # of the draft steps accepted, from which a drafter is not called faulty
 _DEFAULT_STEPS = 3
 
@@ -28,12 +30,18 @@ class Symptom(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An acceptance length and where it was read. exact: counted per request, not rounded by a log line."""
+    """An acceptance length and where it was read.
+
+    low, high: what the true one may be; `length` itself where None. none_accepted: whether, by exact counts, not one
+    draft was accepted; None where nothing was counted exactly.
+    """
 
     length: float
-    source: str  # "probe", "log", "metrics"
+    source: str  # "probe", "request", "server", "log", "metrics"
     none_accepted: bool | None = None
     verify_steps: int | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +139,25 @@ class Evidence:
     fused_all_reduce: bool | None = None
 
 
-def symptom(e: Evidence) -> Symptom | None:
-    """What the server shows; None when nothing was measured."""
+def shown(e: Evidence) -> frozenset[Symptom]:
+    """What the server may show, by what was seen; empty when nothing was measured."""
     if e.alive is False and e.errors:
-        return Symptom.CRASH
+        return frozenset({Symptom.CRASH})
     if e.verifies is False:
-        return Symptom.IDLE
+        return frozenset({Symptom.IDLE})
     if e.measured is None:
-        return Symptom.CRASH if e.alive is False else None
-    length = e.measured.length
-    dead = e.measured.none_accepted if e.measured.none_accepted is not None else length < 1.005
-    if dead:
-        return Symptom.DEAD
-    if length < _CHANCE:
-        return Symptom.CHANCE
-    if length < _FAINT:
-        return Symptom.FAINT
-    return Symptom.PARTIAL if length < 1 + _SOUND_SHARE * (e.flags.steps or _DEFAULT_STEPS) else Symptom.SOUND
+        return frozenset({Symptom.CRASH}) if e.alive is False else frozenset()
+    m = e.measured
+    if m.none_accepted:
+        return frozenset({Symptom.DEAD})
+    low, high = (m.length if end is None else end for end in (m.low, m.high))
+    counted = m.none_accepted is not None
+    # Each reaches from its own bound up to that of the next.
+    bounds = (
+        (Symptom.DEAD, 1.0, 1.0 if counted else _DEAD),
+        (Symptom.CHANCE, 1.0 if counted else _DEAD, _CHANCE),
+        (Symptom.FAINT, _CHANCE, _FAINT),
+        (Symptom.PARTIAL, _FAINT, sound := 1 + _SOUND_SHARE * (e.flags.steps or _DEFAULT_STEPS)),
+        (Symptom.SOUND, sound, math.inf),
+    )
+    return frozenset(s for s, begin, end in bounds if begin <= high and low < end)

@@ -24,11 +24,12 @@ from opsctl.sglang import releases
 from opsctl.sglang.diagnosis.evidence import DrafterFault
 from opsctl.sglang.diagnosis.seen import Seen, settings, target_class, version_text
 from opsctl.sglang.logs import timeline
+from opsctl.sglang.probe.acceptance import Acceptance, acceptance, read_counters
 from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import command
 from opsctl.sglang.server.api import Server
-from opsctl.sglang.server.served import ROOTED, Metrics, ServerInfo, placed
+from opsctl.sglang.server.served import ROOTED, Metrics, Sampling, ServerInfo, placed
 from opsctl.sglang.source import facts, tree
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire import command_line
@@ -43,12 +44,17 @@ Ask = Callable[[Sequence[Call[Any]]], Sequence[Reply[Any] | Exception]]
 
 _LOG_TAIL = 32 << 20  # bytes: a third of a second to read, and weeks of decode lines at the default interval
 _CONFIG_LIMIT = 4 << 20
+_PROMPT = "Count from one to fifty in words: one, two, three, four, five,"
+_PROMPT_IDS = tuple(range(10, 30))
+_REQUEST_TOKENS = 96
+_REQUEST_PATIENCE = 60.0  # seconds without a byte of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the user named; whatever is None is found out.
 
+    requests: whether the server may be sent one, to measure.
     usual_port, usual_log: where the host's server is when it runs, as the inventory says.
     """
 
@@ -57,6 +63,7 @@ class Asked:
     target: str | None = None
     log: str | None = None
     probe: Result | None = None
+    requests: bool = True
     usual_port: int | None = None
     usual_log: str | None = None
 
@@ -85,9 +92,9 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     started = command.parse(process["argv"]) if process else None
     port = asked.port or (started.port if started else None)
     notes: list[str] = []
-    info, metrics, refusal = None, None, None
+    info, metrics, counted, refusal = None, None, None, None
     if process or asked.port:
-        info, metrics, refusal = _served(connect, port or command_line.DEFAULT_PORT)
+        info, metrics, counted, refusal = _served(connect, port or command_line.DEFAULT_PORT, asked)
         if refusal:
             notes.append(f"server: {refusal}")
     usual = asked.usual_log if asked.port in (None, asked.usual_port) else None
@@ -152,6 +159,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
         faults,
         facts,
         asked.probe,
+        counted,
         tuple(notes),
     )
 
@@ -170,18 +178,29 @@ def choose(servers: Sequence[ServerProcess], port: int | None, usual: int | None
 
 
 def _served(
-    connect: Callable[[int], Server], port: int
-) -> tuple[ServerInfo | None, Metrics | None, OpsctlError | None]:
-    """What the server tells, and why it tells no more."""
-    info = None
+    connect: Callable[[int], Server], port: int, asked: Asked
+) -> tuple[ServerInfo | None, Metrics | None, Acceptance | None, OpsctlError | None]:
+    """What the server tells, what it counted for a request of ours, and why it tells no more."""
+    info, metrics = None, None
     try:
         server = connect(port)
-        info = server.info()
-        return info, server.metrics(), None
+        info = server.info(wake=asked.requests)
+        metrics = server.metrics()
+        measures = asked.requests and asked.probe is None and info.speculative_algorithm
+        counted = _request(server, info) if measures else None
+        return info, metrics, counted, None
     except Lost:
         raise
     except OpsctlError as error:
-        return info, None, error
+        return info, metrics, None, error
+
+
+def _request(server: Server, info: ServerInfo) -> Acceptance | None:
+    """The acceptance of one short greedy request, by its own counters."""
+    prompt = _PROMPT_IDS if info.skip_tokenizer_init else _PROMPT
+    answer = server.generate(prompt, Sampling(_REQUEST_TOKENS, ignore_eos=True), patience=_REQUEST_PATIENCE)
+    counted = read_counters(answer.meta, info.speculative_num_steps)
+    return acceptance([counted], info.speculative_num_steps) if counted else None
 
 
 def _scan(ask: Ask, path: str, offset: int, notes: list[str]) -> timeline.Summary | None:

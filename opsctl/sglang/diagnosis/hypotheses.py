@@ -1,18 +1,18 @@
 """Why does it accept what it accepts? The tree of hypotheses, walked over gathered evidence. Pure.
 
 A hypothesis says what would be the case (its condition) and what one would then see (its symptoms). It is confirmed
-only when the condition holds *and* the symptom that was measured is among those it predicts: a fault that would give
-1.00 is no explanation of 1.85, however real it is.
+only when the condition holds *and* what was measured may be one of the symptoms it predicts: a fault that would give
+1.00 is no explanation of 1.85, however real it is. What was measured loosely may be several, and rules out fewer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from opsctl.sglang.diagnosis.evidence import Evidence, Symptom, symptom
+from opsctl.sglang.diagnosis.evidence import Evidence, Measured, Symptom, shown
 
 _LENGTH = "acceptance length "
 
@@ -62,26 +62,41 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """cause: the most likely confirmed hypothesis; None when nothing explains what was measured, or need be."""
+    """cause: the most likely confirmed hypothesis; None when nothing explains what was measured, or need be.
 
-    symptom: Symptom | None
+    symptoms: those that what was seen allows; empty when nothing was measured.
+    """
+
+    symptoms: frozenset[Symptom]
+    measured: Measured | None
     hypotheses: tuple[Judged, ...]
     cause: Judged | None
+
+    @property
+    def sound(self) -> bool:
+        """Whether what was seen is certainly that of a drafter that works, and nothing is known against it."""
+        return self.cause is None and self.symptoms == {Symptom.SOUND}
+
+    @property
+    def seen(self) -> str | None:
+        """The symptoms in words; None when nothing was measured."""
+        return _words(self.symptoms) or None
 
 
 def diagnose(e: Evidence, tree: Sequence[Hypothesis]) -> Diagnosis:
     """Judge every hypothesis of `tree`, which is in order of preference."""
-    shown = symptom(e)
-    judged = tuple(_judge(h, e, shown) for h in tree)
+    symptoms = shown(e)
+    judged = tuple(_judge(h, e, symptoms) for h in tree)
     cause = next((j for j in judged if j.verdict is Verdict.CONFIRMED), None)
-    return Diagnosis(shown, judged, cause)
+    return Diagnosis(symptoms, e.measured, judged, cause)
 
 
 def to_json(d: Diagnosis) -> dict[str, Any]:
     """The object `opsctl diagnose --json` prints."""
     return {
         "cause": d.cause.id if d.cause else None,
-        "symptom": d.symptom.value if d.symptom else None,
+        "symptom": d.seen,
+        "measured": asdict(d.measured) if d.measured else None,
         "hypotheses": [
             {
                 "id": j.id,
@@ -98,16 +113,16 @@ def to_json(d: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _judge(h: Hypothesis, e: Evidence, shown: Symptom | None) -> Judged:
+def _judge(h: Hypothesis, e: Evidence, symptoms: frozenset[Symptom]) -> Judged:
     c = h.condition(e)
-    fits = shown is None or shown in h.predicts
+    fits = not symptoms or not symptoms.isdisjoint(h.predicts)
     seen = c.seen
     if c.holds is False:
         verdict = Verdict.RULED_OUT
     elif not fits:
         verdict = Verdict.RULED_OUT
-        assert shown is not None
-        seen = f"{c.seen}; but what is seen is: {shown.value}" if c.holds else f"not this: {shown.value}"
+        is_seen = _words(symptoms)
+        seen = f"{c.seen}; but what is seen is: {is_seen}" if c.holds else f"not this: {is_seen}"
     elif c.holds:
         verdict = Verdict.CONFIRMED
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 from opsctl.drafter.kind import Kind
 from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
 from opsctl.sglang.logs import timeline
+from opsctl.sglang.probe.acceptance import Acceptance
 from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import command
 from opsctl.sglang.server.served import Metrics, ServerInfo
 from opsctl.sglang.source.facts import Facts
 from opsctl.wire.calls.server import ServerProcess
+
+_LOG_INTERVAL = 40  # cycles between two Decode lines, unless --decode-log-interval says otherwise
+_SHORT = 8  # tokens of an answer shorter than what servers are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Seen:
     faults: tuple[DrafterFault, ...] | None
     facts: Facts | None
     probe: Result | None
+    counted: Acceptance | None  # for a request of the diagnosis itself
     notes: tuple[str, ...]
 
 
@@ -43,7 +49,7 @@ def evidence(seen: Seen) -> Evidence:
     environment = seen.process["environment"] if seen.process else None
     if environment is not None:
         flags = replace(flags, simulated=environment.get("SGLANG_SIMULATE_ACC_LEN", ""))
-    measured = _measured(seen)
+    measured = _measured(seen, flags, told)
     error = seen.log.first_error if seen.log else None
     return Evidence(
         version=Range.told(version_text(seen.info, seen.log)),
@@ -107,18 +113,37 @@ def settings(info: ServerInfo | None, started: command.Launch | None, told: Mapp
     return Flags()
 
 
-def _measured(seen: Seen) -> Measured | None:
-    """The best figure there is: counted by a probe, the server's own average, its log, its gauge of the last moment."""
+def _measured(seen: Seen, flags: Flags, told: Mapping[str, Any]) -> Measured | None:
+    """The best figure there is: counted by a probe or a request, the server's average, its log, its latest gauge."""
     if seen.probe and (accept := seen.probe["accept_length"]):
-        dead = accept["exact"] and accept["mean"] == 1.0
-        return Measured(accept["mean"], "probe", dead, accept["verify_steps"])
+        dead = accept["mean"] == 1.0 if accept["exact"] else None
+        return Measured(accept["mean"], "probe", dead, accept["verify_steps"], *accept["ci95"])
+    if c := seen.counted:
+        dead = c.none_accepted if c.exact else None
+        return Measured(c.length, "request", dead, c.verify_steps, c.low, c.high + c.bias)
+    steps = told.get("decode_log_interval") or _LOG_INTERVAL  # one log line's, with a single sequence running
+    lines = seen.log.decode["lines"] if seen.log else 1
     if seen.info and (own := seen.info.own_accept_length):
-        return Measured(own, "server")
+        return _loosely(own, "server", steps * lines, flags)
     last = _last_logged(seen.log) if seen.log else None
     if last:
-        return Measured(last, "log")
+        return _loosely(last, "log", steps, flags)
     gauge = seen.metrics.accept_length if seen.metrics else None
-    return Measured(gauge, "metrics") if gauge else None
+    return _loosely(gauge, "metrics", steps, flags) if gauge else None
+
+
+def _loosely(length: float, source: str, steps: int, flags: Flags) -> Measured:
+    """A length that a server averaged over at least `steps` verify steps, among which requests began.
+
+    Each request that began may have counted its first token, which no draft brought: of so many steps, as many as fit
+    with answers of _SHORT tokens. The rest of the width is chance: 95 % of the spread of `steps` cycles.
+    """
+    most = float(flags.steps or max(length - 1, 1.0))
+    extra = max(length - 1, 0.0)
+    first_tokens = math.ceil(steps * length / _SHORT) / steps
+    chance = max(1.96 * math.sqrt(extra * max(most - extra, 0.0) / steps), 3 * most / steps if extra >= most else 0.0)
+    low = max(1.0, length - first_tokens - chance)
+    return Measured(length, source, None, steps, low, min(length + max(chance, 3 / steps), max(1 + most, length)))
 
 
 def _last_logged(log: timeline.Summary) -> float | None:
@@ -138,13 +163,10 @@ def _verifies(info: ServerInfo | None, flags: Flags, measured: Measured | None) 
 
 
 def _alive(seen: Seen) -> bool | None:
-    """Whether the server serves; None while a process is there that does not answer: it may still be starting."""
+    """Whether the server serves; None where it does not answer and its log tells of no end: it may be starting."""
     if seen.info:
         return True
-    ended = bool(seen.log and seen.log.starts and seen.log.starts[-1].ended)
-    if seen.process:
-        return False if ended else None
-    return False if seen.log else None
+    return False if seen.log and seen.log.starts and seen.log.starts[-1].ended else None
 
 
 def _old_code(seen: Seen) -> bool | None:

@@ -127,8 +127,11 @@ class Server:
             return None
         return tokens if isinstance(tokens, list) and all(isinstance(t, int) for t in tokens) else None
 
-    def generate(self, prompt: Prompt, sampling: Sampling) -> Answer:
-        """Generate from `prompt` (text or token ids) as it is, without a chat template, timing each piece."""
+    def generate(self, prompt: Prompt, sampling: Sampling, *, patience: float = _ANSWER_LIMIT) -> Answer:
+        """Generate from `prompt` (text or token ids) as it is, without a chat template, timing each piece.
+
+        patience: seconds without a byte of the answer.
+        """
         key = "text" if isinstance(prompt, str) else "input_ids"
         body = {
             key: prompt if isinstance(prompt, str) else list(prompt),
@@ -146,7 +149,7 @@ class Server:
         last: Piece | None = None
         text = ""
         ids: list[int] = []
-        limit = httpx.Timeout(_ANSWER_LIMIT, connect=10)
+        limit = httpx.Timeout(patience, connect=10)
         most_tokens = 2 * sampling.max_tokens + 64  # a server may do a little more than it was asked for, and no more
         with (
             self._told(),
