@@ -9,10 +9,10 @@ from typing import Any
 
 from opsctl import modules
 from opsctl.engine import gates, past_runs, templating
-from opsctl.engine.ahead import Ahead
 from opsctl.engine.events import Event, Note, Problem, TaskEnded, TaskProgress, TaskStarted
 from opsctl.engine.execute import Doing, TaskUnmet, not_run
-from opsctl.engine.prepare import Prepared, Surroundings, prepare, renewed
+from opsctl.engine.prefetch import Prefetch
+from opsctl.engine.prepare import Prepared, TaskContext, prepare, renewed
 from opsctl.engine.result import Result, together
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import Session
@@ -47,7 +47,7 @@ class PlayOnHost:
     index: int
     chosen: frozenset[int]
     order: list[Task]
-    around: Surroundings
+    around: TaskContext
     layers: tuple[Layer, ...]
     digest: str
     uses_facts: bool
@@ -72,22 +72,24 @@ class HostRun:
     session: Session
     deadline: float | None = None
     failures: list[OpsctlError] = field(default_factory=list)
-    _ahead: Ahead = field(init=False)
+    _prefetch: Prefetch = field(init=False)
     _label: str = ""  # name of the task in progress
     _ran: bool = False  # it has begun something on the host that may have had effects
 
     def __post_init__(self) -> None:
-        self._ahead = Ahead(self.session, self.it.around, self.it.order, self._scope)
+        self._prefetch = Prefetch(self.session, self.it.around, self.it.order, self._scope)
 
     def run(self, lock: str | None) -> None:
         wanted = self.it.uses_facts and "facts" not in self.session.registered
         if wanted:
             self.session.registered["facts"] = Unknown("facts are on their way")
-        ready = self._ahead.prepare(self.it.order[0]) if self.it.order else []  # while the host is being connected to
+        ready = (
+            self._prefetch.prepare(self.it.order[0]) if self.it.order else []
+        )  # while the host is being connected to
         first = self.session.open(lock)
         # What depends on facts is observed once they are there.
         facts = self.session.remote().send([core.facts_gather()]) if wanted else None
-        self._ahead.send(ready, after=first[:1] if lock else ())
+        self._prefetch.send(ready, after=first[:1] if lock else ())
         if self.session.opened(first, lock):
             self._tell_of_past()
         if facts is not None:
@@ -116,7 +118,7 @@ class HostRun:
         if self.session.info.check or self.session.info.cancelled():
             return
         self.session.registered["failed_task"] = {"name": self._label, "message": error.message}
-        self._ahead.forget()
+        self._prefetch.forget()
         for task in self.it.play.rescue:
             try:
                 self._task(task)
@@ -210,7 +212,7 @@ class HostRun:
             return task.name
 
     def _result(self, task: Task) -> Result:
-        seen = self._ahead.take(task)
+        seen = self._prefetch.take(task)
         self._ran = False
         try:
             if seen:
@@ -227,7 +229,7 @@ class HostRun:
             session=self.session,
             tell=lambda text, fraction: self._progress(task, text, fraction),
             applied=lambda pending: self._changing(task, pending, prepared),
-            reconnected=self._ahead.forget,
+            reconnected=self._prefetch.forget,
             deadline=self.deadline,
         )
         results: list[Result] = []
@@ -257,15 +259,15 @@ class HostRun:
 
     def _changing(self, task: Task, pending: Pending, prepared: Prepared) -> None:
         """A change is on its way: what comes after it is observed anew, in the same write."""
-        self._ahead.forget()
+        self._prefetch.forget()
         if len(prepared.items) == 1 and task.become is None:
-            self._ahead.look(task, after=(pending,), beyond=True)
+            self._prefetch.look(task, after=(pending,), beyond=True)
 
     def _acted(self, task: Task) -> None:
         """An action that waited or asked something took time, in which the host may have changed."""
         if task.module not in ("debug", "assert"):
-            self._ahead.forget()
-            self._ahead.look(task, beyond=True)
+            self._prefetch.forget()
+            self._prefetch.look(task, beyond=True)
 
     def _handlers(self) -> None:
         wanted = self.session.notified
@@ -312,7 +314,7 @@ class HostRun:
     def _take_facts(self, asked: list[Pending]) -> None:
         self.session.registered["facts"] = self.session.wait(asked[0], 120).result
         if self.it.order:
-            self._ahead.look(self.it.order[0])
+            self._prefetch.look(self.it.order[0])
 
     def _progress(self, task: Task, text: str, fraction: float | None) -> None:
         self.it.emit(TaskProgress(at=self.it.clock(), host=self.session.name, task=self._label, number=task.number,

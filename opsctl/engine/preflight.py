@@ -8,7 +8,7 @@ from typing import Any
 
 from opsctl.engine import gates, templating
 from opsctl.engine.model import count_of, duration_of
-from opsctl.engine.prepare import Surroundings, converted, keyword, prepare, scope_of
+from opsctl.engine.prepare import TaskContext, converted, keyword, prepare, scope_of
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.tasks import Play, Task
 from opsctl.engine.unknown import Undecided, Unknown
@@ -17,7 +17,7 @@ from opsctl.errors import UsageError
 _AT_RUN_TIME = ("facts", "measures", "failed_task")
 
 
-def check(play: Play, chosen: Collection[int], layers: tuple[Layer, ...], around: Surroundings) -> None:
+def check(play: Play, chosen: Collection[int], layers: tuple[Layer, ...], around: TaskContext) -> None:
     """Raise UsageError for undefined variables, missing local files, wrong arguments."""
     tasks = play.all_tasks()
     later = {name: Unknown("known at run time") for name in _AT_RUN_TIME}

@@ -49,7 +49,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class TaskContext:
     """What is the same for all tasks of a play on one host."""
 
     host: str
@@ -59,7 +59,7 @@ class Surroundings:
     cancelled: Callable[[], bool] = lambda: False
 
 
-def prepare(task: Task, scope: Scope, around: Surroundings) -> Prepared:
+def prepare(task: Task, scope: Scope, around: TaskContext) -> Prepared:
     """Raises UsageError with a place, and Undecided where it depends on what is not known."""
     scope = scope_of(task, scope, around)
     looped = task.keys.loop is not None
@@ -78,12 +78,12 @@ def prepare(task: Task, scope: Scope, around: Surroundings) -> Prepared:
     return Prepared(tuple(items), None if items else skipped, looped=True)
 
 
-def scope_of(task: Task, scope: Scope, around: Surroundings) -> Scope:
+def scope_of(task: Task, scope: Scope, around: TaskContext) -> Scope:
     """What the templates of a task may use."""
     return scope.over(around.given, *(Layer(values, at) for values, at in task.variables))
 
 
-def renewed(prepared: Prepared, task: Task, scope: Scope, around: Surroundings) -> Prepared:
+def renewed(prepared: Prepared, task: Task, scope: Scope, around: TaskContext) -> Prepared:
     """A task that was prepared ahead, with what the tasks between have registered meanwhile."""
     scope = scope_of(task, scope, around)
     items = (
@@ -114,7 +114,7 @@ def _elements(task: Task, scope: Scope) -> list[Any]:
     return list(elements)
 
 
-def _item(task: Task, element: Any, scope: Scope, around: Surroundings) -> Item:
+def _item(task: Task, element: Any, scope: Scope, around: TaskContext) -> Item:
     module = modules.get(task.module)
     raw = raw_fields(task.module)
     rendered = {
@@ -134,7 +134,7 @@ def _item(task: Task, element: Any, scope: Scope, around: Surroundings) -> Item:
     return Item(element, args, site, scope, calls)
 
 
-def site_for(at: At, scope: Scope, around: Surroundings) -> Site:
+def site_for(at: At, scope: Scope, around: TaskContext) -> Site:
     """What the module of a task that stands at `at` may know."""
     return Site(
         host=around.host,

@@ -20,7 +20,7 @@ from opsctl.engine.hostrun import PlayOnHost
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.model import Param
 from opsctl.engine.options import Options
-from opsctl.engine.prepare import Surroundings
+from opsctl.engine.prepare import TaskContext
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import RunInfo, Session
 from opsctl.engine.tasks import Play, Playbook, straight
@@ -122,7 +122,7 @@ def plan(options: Options, inventory: Inventory) -> Plan:
         raise UsageError("no play has a host left", hint=f"--limit {options.limit}" if options.limit else None)
     for stage in stages:
         for host in stage.hosts:
-            around = Surroundings(host.name, playbook.path, options.check, stage.given)
+            around = TaskContext(host.name, playbook.path, options.check, stage.given)
             preflight.check(stage.play, stage.chosen, stage.layers[host.name], around)
     return Plan(playbook, known_as(inventory.file), run, stages)
 
@@ -246,7 +246,7 @@ def _placer(
         return PlayOnHost(
             play=stage.play, index=stage.index, chosen=stage.chosen,
             order=[t for t in order if t.number > done or t.number in session.left],
-            around=Surroundings(
+            around=TaskContext(
                 session.name, plan.playbook.path, options.check, stage.given, session.info.cancelled
             ),
             layers=stage.layers[session.name], digest=plan.playbook.digest, uses_facts=stage.uses_facts, done=done,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from opsctl import modules
-from opsctl.engine.prepare import Prepared, Surroundings, prepare
+from opsctl.engine.prepare import Prepared, TaskContext, prepare
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.session import Session
 from opsctl.engine.tasks import Task
@@ -32,10 +32,10 @@ class Seen:
     pending: tuple[tuple[Pending, ...], ...]
 
 
-class Ahead:
+class Prefetch:
     """Observations under way for the tasks in `order`."""
 
-    def __init__(self, session: Session, around: Surroundings, order: list[Task], scope: Callable[[], Scope]) -> None:
+    def __init__(self, session: Session, around: TaskContext, order: list[Task], scope: Callable[[], Scope]) -> None:
         self._session, self._around, self._order, self._scope = session, around, order, scope
         self._position = {task.number: index for index, task in enumerate(order)}
         self._seen: dict[int, Seen] = {}
