@@ -45,6 +45,7 @@ class Exit(IntEnum):
     UNKNOWN = 14  # something decisive could not be told; diagnose: what is wrong, or whether anything is, is not known
     DAMAGED = 15  # the journal of a run is damaged: what it still has was undone, and more may be left
     MISTAKE = 16  # what the user wrote cannot be used, which showed only after something had been done on a host
+    FOREIGN = 17  # a log that was to be read is not SGLang's
     INTERRUPTED = 130  # stopped by the user
 
 

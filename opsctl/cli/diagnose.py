@@ -68,6 +68,8 @@ def diagnose(
         typer.echo(json.dumps(to_json(found) | more))
     else:
         _show(found, seen)
+    if seen.log and not seen.log.of_sglang and not found.symptoms:
+        return Exit.FOREIGN
     return Exit.DEGRADED if found.cause else Exit.DONE if found.sound else Exit.UNKNOWN
 
 

@@ -125,6 +125,8 @@ def summary(
 
         done = verb.summary(choose(inventory, host), TERMINAL)
         found, code = {one.host.name: one.value for one in done if one.value is not None}, tell_errors(done)
+    if not all(one.of_sglang for one in found.values()):
+        code = code or Exit.FOREIGN
     if report:
         from opsctl.report.pages import log_page
 

@@ -14,7 +14,7 @@ import calendar
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Match, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Match, NamedTuple, Optional, Pattern
 
 from opsctl.wire.log_patterns import ANSI, EXCEPTION, FRAME, LINK, PREFIX, TRACEBACK, problem
 
@@ -26,13 +26,25 @@ class Entry(NamedTuple):
     at: bytes
 
 
-class Zone:
-    """How far the server's clock is from UTC, in seconds: learnt from entries that have both times."""
+class Learnt:
+    """What a log tells of what is wrapped around its lines.
 
-    __slots__ = ("offset",)
+    offset: seconds of the server's clock from UTC, from entries that have both times.
+    prefixes: what stands before SGLang's own time stamp, whoever put it there; numbers in it vary. None are learnt once
+    lines have begun with the stamp: what then stands before one is text.
+    """
+
+    __slots__ = ("offset", "prefixes", "stamped")
 
     def __init__(self) -> None:
         self.offset = 0
+        self.prefixes: List[Pattern[bytes]] = []
+        self.stamped = False
+
+    def prefix(self, text: bytes) -> None:
+        """Learn what stood before a time stamp."""
+        if not self.stamped and len(self.prefixes) < _MOST_PREFIXES and len(text) <= _MOST_PREFIX:
+            self.prefixes.append(re.compile(rb"\d+".join(re.escape(part) for part in re.split(rb"\d+", text))))
 
 
 _SHORT = re.compile(rb"(?P<at>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S+ (?P<who>[\w./@:+-]+?)(?:\[\d+\])?: ")
@@ -48,40 +60,49 @@ _COMPOSE = re.compile(rb"[\w.-]+ +\| ?")
 _OUTER = (_SHORT, _ISO, _DMESG, _UPTIME, _COMPOSE)
 _MOST_WRAPPERS = 8  # around one another: journald around kubernetes around compose is three
 _MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_MOST_PREFIXES = 64  # one for each process that a launcher names
+_MOST_PREFIX = 200  # bytes
 _QUARTER = 900  # time zones are multiples of a quarter of an hour
 
 
-def unwrap(line: bytes, zone: Zone) -> List[Entry]:
+def unwrap(line: bytes, learnt: Learnt) -> List[Entry]:
     """The lines of server output that `line` of a log holds, the oldest first. Never fails: what is not known stays."""
     if line[:1] == b"{" and line.rstrip()[-1:] == b"}":
-        entry = _json(line, zone)
+        entry = _json(line, learnt)
         if entry is not None:
             return entry
-    return _plain(line, b"")
+    return _plain(line, b"", learnt)
 
 
-def _plain(line: bytes, at: bytes) -> List[Entry]:
+def _plain(line: bytes, at: bytes, learnt: Learnt) -> List[Entry]:
     if b"\x1b" in line:
         line = ANSI.sub(b"", line)
     parts = [p for p in line.split(b"\r") if p.strip()] if b"\r" in line else [line]
     entries: List[Entry] = []
     for part in parts:
-        entries.extend(_split(part, at))
+        entries.extend(_split(part, at, learnt))
     return entries
 
 
-def _split(line: bytes, at: bytes) -> List[Entry]:
+def _split(line: bytes, at: bytes, learnt: Learnt) -> List[Entry]:
     """`line` with the names in front taken off; a progress bar that ran into the next message is cut from it."""
+    named = False  # by a prefix that this log taught: what stands before a second stamp is text
     for _ in range(_MOST_WRAPPERS):
         if PREFIX.match(line):
+            learnt.stamped = learnt.stamped or not learnt.prefixes
             return [Entry(line, at)]
-        outer = next((found for found in (pattern.match(line) for pattern in _OUTER) if found), None)
+        patterns = (*learnt.prefixes, *_OUTER)
+        outer = next((found for found in (pattern.match(line) for pattern in patterns) if found), None)
         if outer is None:
             break
+        named = named or outer.re in learnt.prefixes
         line, at = line[outer.end() :], _time(outer) or at
         if not line:
             return []
     found = PREFIX.search(line, 1)
+    if found and not _is_bar(line[: found.start()]) and line[:1] not in b" \t" and not (named or learnt.stamped):
+        learnt.prefix(line[: found.start()])
+        return [Entry(line[found.start() :], at)]
     if found and _may_end_before(line[: found.start()]):
         return [Entry(line[: found.start()], at), Entry(line[found.start() :], at)]
     return [Entry(line, at)]
@@ -89,7 +110,11 @@ def _split(line: bytes, at: bytes) -> List[Entry]:
 
 def _may_end_before(text: bytes) -> bool:
     """Whether a new line may begin after `text`: it is a progress bar, or too short to be a message of its own."""
-    return text.rstrip().endswith((b"]", b"|")) or b"it/s" in text or b"%|" in text or len(text) < 24
+    return _is_bar(text) or text.rstrip().endswith((b"]", b"|")) or len(text) < 24
+
+
+def _is_bar(text: bytes) -> bool:
+    return b"it/s" in text or b"s/it" in text or b"%|" in text
 
 
 def _time(found: Match[bytes]) -> bytes:
@@ -102,7 +127,7 @@ def _time(found: Match[bytes]) -> bytes:
     return b""
 
 
-def _json(line: bytes, zone: Zone) -> Optional[List[Entry]]:
+def _json(line: bytes, learnt: Learnt) -> Optional[List[Entry]]:
     try:
         record = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -110,7 +135,7 @@ def _json(line: bytes, zone: Zone) -> Optional[List[Entry]]:
     if not isinstance(record, dict):
         return None
     if "MESSAGE" in record:
-        message, at = _bytes(record["MESSAGE"]), _journal_time(record, _bytes(record["MESSAGE"]), zone)
+        message, at = _bytes(record["MESSAGE"]), _journal_time(record, _bytes(record["MESSAGE"]), learnt)
     elif isinstance(record.get("log"), str) and "time" in record:
         message, at = _bytes(record["log"]), str(record["time"])[:19].replace("T", " ").encode("utf-8", "replace")
     else:
@@ -118,7 +143,7 @@ def _json(line: bytes, zone: Zone) -> Optional[List[Entry]]:
     entries: List[Entry] = []
     for part in message.split(b"\n"):
         if part:
-            entries.extend(_plain(part, at))
+            entries.extend(_plain(part, at, learnt))
     return entries
 
 
@@ -129,7 +154,7 @@ def _bytes(value: Any) -> bytes:
     return str(value or "").encode("utf-8", "surrogatepass")
 
 
-def _journal_time(record: Any, message: bytes, zone: Zone) -> bytes:
+def _journal_time(record: Any, message: bytes, learnt: Learnt) -> bytes:
     try:
         utc = int(record.get("_SOURCE_REALTIME_TIMESTAMP") or record.get("__REALTIME_TIMESTAMP") or 0) // 1000000
     except (TypeError, ValueError):
@@ -142,9 +167,9 @@ def _journal_time(record: Any, message: bytes, zone: Zone) -> bytes:
             own = calendar.timegm(time.strptime(found.group(1)[:19].decode(), "%Y-%m-%d %H:%M:%S"))
         except ValueError:
             own = utc
-        zone.offset = round((own - utc) / _QUARTER) * _QUARTER
+        learnt.offset = round((own - utc) / _QUARTER) * _QUARTER
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(utc + zone.offset)).encode()
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(utc + learnt.offset)).encode()
     except (ValueError, OverflowError, OSError):  # no year that has a name
         return b""
 

@@ -70,7 +70,11 @@ _MARKS: Tuple[Mark, ...] = (
     _mark("child_exit", rb"Subprocess (?P<what>\S+) \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)"),
     _mark("watchdog", rb"(?P<text>(?:[\w .-]* )?[Ww]atchdog timeout \(.*)"),
     _mark("warmup_failed", rb"(?P<text>Initialization failed\. warmup error: .*)"),
-    _mark("retract", rb"KV cache pool is full\. Retract requests|Decode out of memory happened|retract_decode: "),
+    _mark(
+        "retract",
+        rb"KV cache pool is full\. Retract requests(?:.*?#retracted_reqs: (?P<requests>\d{1,9}))?"
+        rb"|Decode out of memory happened|retract_decode: ",
+    ),
     _mark("health_failed", rb"(?P<text>Health check failed\. Server couldn't get a response.*)"),
     _mark("batch_oom", rb"(?P<text>(?:Decode|Prefill) out of memory\. Try to lower your batch size.*)"),
     _mark("leak", rb"(?P<text>\w+ memory leak detected!.*)"),
@@ -171,9 +175,19 @@ PROBLEMS: Tuple[Tuple[str, Pattern[bytes]], ...] = (
         "missing_method",
         re.compile(
             rb"has no attribute 'set_eagle3_layers_to_capture'|has no attribute 'get_embed_and_head'"
-            rb"|has no attribute 'set_embed(?:_and_head)?'|does not implement set_eagle3_layers_to_capture"
+            rb"|does not implement set_eagle3_layers_to_capture"
         ),
     ),
+    ("draft_class", re.compile(rb"has no attribute '(?:set_embed(?:_and_head)?|hot_token_id)'")),
+    ("memory_leak", re.compile(rb"memory leak detected!")),
+    (
+        "matrix_shapes",
+        re.compile(
+            rb"mat1 and mat2 shapes cannot be multiplied|mat1 and mat2 must have the same dtype"
+            rb"|expected m(?:at)?1 and m(?:at)?2 to have the same dtype"
+        ),
+    ),
+    ("tensor_widths", re.compile(rb"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)")),
     (
         "index_out_of_range",
         re.compile(rb"index out of range in self|srcIndex < srcSelectDimSize|index out of bounds|Indexing\.cu:\d+"),
@@ -222,6 +236,9 @@ EXCEPTION = re.compile(
 )
 TRACEBACK = b"Traceback (most recent call last):"
 LINK = re.compile(rb"The above exception was the direct cause|During handling of the above exception")
+# A dump of py-spy after a watchdog's line, and a frame of it: the innermost comes first.
+DUMP = re.compile(rb"Pyspy dump for PID \d+")
+STACK = re.compile(rb" {4}(\S.* \(\S+\))\s*$")
 FRAME = re.compile(rb'^\s*(?:\[rank\d+\]: ?)?\s*File "([^"]+)", line (\d+)(?:, in (\S+))?')
 
 

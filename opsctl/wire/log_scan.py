@@ -19,7 +19,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Deque, Dict, Iterable, List, Optional, Tuple
 
 from opsctl.wire import log_patterns as patterns
-from opsctl.wire.log_lines import Traces, Zone, unwrap
+from opsctl.wire.log_lines import Learnt, Traces, unwrap
 from opsctl.wire.log_patterns import ACCEPT, RATE, THROUGHPUT
 from opsctl.wire.redact import Redactor
 
@@ -30,6 +30,7 @@ MOST_MARKS = 4000  # the first half and the last half of what there is
 MOST_TEXT = 600
 MOST_ARGS = 64 << 10
 MOST_LINE = 4 << 20
+_MOST_FRAMES = 3
 _JUMP = 5  # seconds back that are not the jostling of several processes
 _ROUTINE = {b"Prefill batc", b"Receive: obj", b"Receive Open", b"Finish: obj="}
 _DECODE = b"Decode batch"
@@ -50,7 +51,10 @@ class Scanner:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._redactor = Redactor(secrets)
-        self._zone = Zone()
+        self._learnt = Learnt()
+        self._hung: Optional[Mark] = None  # the watchdog's line, while a dump of its stack follows
+        self._dumping = False
+        self._stack: List[bytes] = []
         self._rest = b""
         self._decode = DecodeStats()
         self._first: List[Mark] = []
@@ -100,14 +104,16 @@ class Scanner:
     def _take(self, lines: List[bytes]) -> None:
         self.lines += len(lines)
         decodes: List[bytes] = []
-        routine = self._routine
+        routine, prefixes = self._routine, self._learnt.prefixes
         for line in lines:
             at = line.find(b"] ", 20, 64)
             key = line[at + 2 : at + 14]
-            if key == _DECODE and line[0] == 91:
+            if key == _DECODE and line[0] == 91 and not prefixes:
                 decodes.append(line)
                 routine = line
-            elif (key in _ROUTINE and line[0] == 91) or (key[:10] == b"INFO:     " and key[10:11].isdigit()):
+            elif (key in _ROUTINE and line[0] == 91 and not prefixes) or (
+                key[:10] == b"INFO:     " and key[10:11].isdigit()
+            ):
                 routine = line
             elif line:
                 self._routine = routine
@@ -115,6 +121,7 @@ class Scanner:
                 routine = self._routine
         self._routine = routine
         if decodes:
+            self._learnt.stamped = self._learnt.stamped or not prefixes
             if "Decode batch" not in self._samples:
                 self._samples["Decode batch"] = decodes[0][:MOST_TEXT].decode("utf-8", "replace")
             self._decode.add(decodes)
@@ -125,7 +132,7 @@ class Scanner:
         if line.startswith(_QUIET) and b"\r" not in line and b"\x1b" not in line:
             self._bare(line, b"")
             return
-        for entry in unwrap(line, self._zone):
+        for entry in unwrap(line, self._learnt):
             found = patterns.PREFIX.match(entry.text)
             if found:
                 self._prefixed(found.group(1), found.group(2).strip(), entry.text[found.end() :], entry.text)
@@ -145,6 +152,7 @@ class Scanner:
             self._sample(message)
             return
         self._traces.interrupted()
+        self._dumping = bool(patterns.DUMP.match(message))
         if rank:
             self._see_rank(rank, stamp, message)
         if message.rstrip().endswith(patterns.TRACEBACK):
@@ -159,6 +167,8 @@ class Scanner:
         """A line without prefix: part of a traceback, or of what another program says."""
         if text[:4] in patterns.BY_HEAD and self._known(text, at, b""):
             return
+        if self._dumped(text):
+            return
         head, self._head = self._head, b"" if text.strip() else self._head
         if not self._traces.line(text, self._at(at), head):
             self._message(text, at, b"")
@@ -169,7 +179,7 @@ class Scanner:
             return
         watchdog = patterns.MARKS["watchdog"].pattern.match(message)
         if watchdog:
-            self._mark("watchdog", stamp, rank, watchdog.groupdict())
+            self._hung = self._mark("watchdog", stamp, rank, watchdog.groupdict())
             return
         kind = patterns.problem(message)
         if kind:
@@ -179,11 +189,23 @@ class Scanner:
         for mark in patterns.BY_HEAD.get(message[:4], ()):
             found = mark.pattern.match(message)
             if found:
-                self._mark(mark.name, stamp, rank, found.groupdict())
+                kept = self._mark(mark.name, stamp, rank, found.groupdict())
+                if mark.name == "watchdog":
+                    self._hung = kept
                 return True
         return False
 
-    def _mark(self, name: str, stamp: bytes, rank: bytes, fields: Dict[str, Optional[bytes]]) -> None:
+    def _dumped(self, text: bytes) -> bool:
+        """Take a frame of the stack that py-spy dumped of a process that hangs; the innermost few are where it is."""
+        if self._hung is None or not self._dumping:
+            return False
+        frame = patterns.STACK.match(text)
+        if frame and len(self._stack) < _MOST_FRAMES:
+            self._stack.append(frame.group(1))
+            self._hung["where"] = self._safe(b" < ".join(self._stack), MOST_TEXT)
+        return frame is not None
+
+    def _mark(self, name: str, stamp: bytes, rank: bytes, fields: Dict[str, Optional[bytes]]) -> Mark:
         mark: Mark = {"name": name, "at": self._at(stamp), "rank": rank.decode() or None}
         for key, value in fields.items():
             if value is not None:  # the groups of the patterns are the fields of a mark
@@ -193,6 +215,7 @@ class Scanner:
         if name == "start":
             mark["before"] = _text(self._before) or None
         self._keep(mark)
+        return mark
 
     def _keep(self, mark: Mark) -> None:
         self.marks += 1

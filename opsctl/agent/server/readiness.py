@@ -17,7 +17,7 @@ import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from opsctl.wire import log_patterns as patterns
-from opsctl.wire.log_lines import Traces, Zone, unwrap
+from opsctl.wire.log_lines import Learnt, Traces, unwrap
 from opsctl.wire.redact import Redactor
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Readiness:
     """
 
     def __init__(self, now: float = 0.0, stall_after: float = STALL_SECONDS) -> None:
-        self._redactor, self._zone = Redactor(), Zone()
+        self._redactor, self._learnt = Redactor(), Learnt()
         self._stall_after = stall_after
         self._rest = b""
         self._alive = now  # when there was a sign of life
@@ -147,7 +147,7 @@ class Readiness:
 
     def _line(self, line: bytes, events: List[Dict[str, Any]]) -> None:
         self._bar(line, events)
-        for entry in unwrap(line, self._zone):
+        for entry in unwrap(line, self._learnt):
             found = patterns.PREFIX.match(entry.text)
             if not found:
                 if not self._traces.line(entry.text, self.at, b""):

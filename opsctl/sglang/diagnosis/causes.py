@@ -191,6 +191,13 @@ def _quantised(e: Evidence) -> Condition:
     )
 
 
+def _known_error(e: Evidence) -> Condition:
+    error = next(iter(e.errors), None)
+    if error is None or not error.meaning:
+        return Condition(None, "the log's first error has more than one cause" if error else "no error in a log")
+    return Condition(True, error.text, (error.place,) if error.place else (), error.meaning)
+
+
 def _unsuited(e: Evidence) -> Condition:
     return Condition(
         None,
@@ -371,6 +378,9 @@ CAUSES: tuple[Hypothesis, ...] = (
         _ANY_LOW,
         _old_code,
         "what was patched takes effect",
+    ),
+    Hypothesis(
+        "error-in-log", "the log's first error tells the cause itself", _CRASH, _known_error, "it does not come back"
     ),
     Hypothesis(
         "drafter-unsuited",

@@ -108,11 +108,12 @@ class DrafterFault:
 
 @dataclass(frozen=True, slots=True)
 class LogError:
-    """The first error of the running server's log."""
+    """The first error of the running server's log. meaning: why it happens and what helps, where its kind tells."""
 
     kind: str
     text: str
     place: str = ""
+    meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

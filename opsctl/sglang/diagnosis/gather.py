@@ -135,6 +135,8 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
             del answers[name]
     good = {name: answer for name, answer in answers.items() if isinstance(answer, Reply)}
     log = timeline.build(good["log"].result, current=True) if "log" in good else dead
+    if log and not log.of_sglang:
+        notes.append(f"log: nothing in {log_path} is SGLang's: it is another program's, and was not judged")
     target_config = _config(good["target"].body) if "target" in good else None
     serving = _serving(started, info, told)
     release = version_text(info, log)

@@ -10,6 +10,7 @@ from typing import Any
 from opsctl.drafter.kind import Kind
 from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
 from opsctl.sglang.logs import timeline
+from opsctl.sglang.logs.blame import TROUBLES
 from opsctl.sglang.probe.acceptance import Acceptance
 from opsctl.sglang.probe.probe_store import Result
 from opsctl.sglang.releases import Range
@@ -60,11 +61,16 @@ def evidence(seen: Seen) -> Evidence:
         source=seen.facts.evidence(target_class(seen.target_config)) if seen.facts else Source(),
         drafter=seen.faults,
         draft_kind=seen.draft_kind,
-        errors=(LogError(error.kind, error.message, error.where or ""),) if error else (),
+        errors=(LogError(error.kind, error.message, error.where or "", _meaning(error.kind)),) if error else (),
         old_code=_old_code(seen),
         default_ids=_default_ids(seen.draft_config, seen.target_config),
         fused_all_reduce=info.enable_flashinfer_allreduce_fusion if info else None,
     )
+
+
+def _meaning(kind: str) -> str:
+    trouble = TROUBLES[kind]
+    return trouble.meaning if trouble.explains else ""
 
 
 def version_text(info: ServerInfo | None, log: timeline.Summary | None) -> str | None:

@@ -164,12 +164,14 @@ class Trouble:
     Args:
         meaning: why it happens and what helps, one or two sentences.
         deadly: seen alone in a line, it tells that a process ended or cannot go on.
+        explains: it has this one cause, whatever else is seen.
         echo: other processes report it because one of them died; what that one said comes first.
     """
 
     meaning: str
     deadly: bool = False
     echo: bool = False
+    explains: bool = False
 
 
 TROUBLES: dict[str, Trouble] = {
@@ -180,22 +182,42 @@ TROUBLES: dict[str, Trouble] = {
         "the kernel's out-of-memory killer ended a process: host memory ran out, often while weights are "
         "loaded by many threads",
         deadly=True,
+        explains=True,
     ),
     "cuda_out_of_memory": Trouble(
         "GPU memory ran out: lower --mem-fraction-static (by 0.05), --cuda-graph-max-bs or --chunked-prefill-size,"
-        " or look for another process that holds GPU memory"
+        " or look for another process that holds GPU memory",
+        explains=True,
     ),
     "not_enough_memory": Trouble(
         "after the weights nothing was left for the KV cache: raise --mem-fraction-static, or shard the "
-        "model over more GPUs"
+        "model over more GPUs",
+        explains=True,
     ),
     "kv_cache_full": Trouble(
-        "the KV cache ran out of tokens in a batch: lower --max-running-requests or raise --mem-fraction-static"
+        "the KV cache ran out of tokens in a batch: lower --max-running-requests or raise --mem-fraction-static",
+        explains=True,
     ),
-    "port_in_use": Trouble("the port is taken: another server, or the last one has not ended", deadly=True),
+    "port_in_use": Trouble(
+        "the port is taken: another server, or the last one has not ended", deadly=True, explains=True
+    ),
+    "draft_class": Trouble(
+        "the draft model's class is not one of this algorithm: --speculative-algorithm names another kind than the"
+        " draft model is (NEXTN for layers of multi-token prediction): opsctl drafter check tells its kind"
+    ),
+    "matrix_shapes": Trouble(
+        "a layer got an input of another width or dtype than its weights have: with EAGLE-3, a draft model whose"
+        " config.json lacks `target_hidden_size` where the target is wider, or one made for another target: opsctl"
+        " drafter check",
+        explains=True,
+    ),
+    "tensor_widths": Trouble(
+        "two tensors differ in width: while graphs are captured, the logits buffer and the draft model's vocabulary"
+        " (`draft_vocab_size`, the rows of its lm_head): opsctl drafter check"
+    ),
     "missing_method": Trouble(
-        "the target's model class lacks the methods EAGLE-3 needs (set_eagle3_layers_to_capture, get_embed_and_head,"
-        " set_embed_and_head); KimiK25ForConditionalGeneration has them from 0.5.10 on: opsctl patch sglang adds them"
+        "the target's model class lacks the methods EAGLE-3 needs (set_eagle3_layers_to_capture, get_embed_and_head);"
+        " KimiK25ForConditionalGeneration has them from 0.5.10 on: opsctl patch sglang adds them"
     ),
     "index_out_of_range": Trouble(
         "a token id beyond the embedding table: with EAGLE-3 typically a draft model whose d2t holds "
@@ -204,7 +226,8 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "context_length": Trouble(
         "the context length asked for is longer than the model's: lower --context-length, or set"
-        " SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+        " SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+        explains=True,
     ),
     "watchdog": Trouble(
         "a forward pass did not end in time: a hang, most often in a collective operation or a stuck GPU",
@@ -222,7 +245,7 @@ TROUBLES: dict[str, Trouble] = {
         echo=True,
     ),
     "shared_memory": Trouble(
-        "a Triton kernel wants more shared memory than this GPU has: block sizes made for another GPU"
+        "a Triton kernel wants more shared memory than this GPU has: block sizes made for another GPU", explains=True
     ),
     "cuda": Trouble("a CUDA call failed; it may belong to an earlier kernel (CUDA_LAUNCH_BLOCKING=1 tells which)"),
     "killed": Trouble(
@@ -230,8 +253,12 @@ TROUBLES: dict[str, Trouble] = {
         deadly=True,
     ),
     "segfault": Trouble("a process crashed in native code", deadly=True),
-    "bad_arguments": Trouble("the launch flags were refused: this version does not know one of them", deadly=True),
-    "memory_leak": Trouble("SGLang's own accounting of the KV cache no longer adds up: a bug of this version"),
+    "bad_arguments": Trouble(
+        "the launch flags were refused: this version does not know one of them", deadly=True, explains=True
+    ),
+    "memory_leak": Trouble(
+        "SGLang's own accounting of the KV cache no longer adds up: a bug of this version", explains=True
+    ),
     "unresponsive": Trouble("the scheduler stopped answering"),
     "warmup": Trouble("the first request, sent by the server itself, failed: what the scheduler said before tells why"),
     "exception": Trouble(""),

@@ -35,6 +35,9 @@ def lines(summary: Summary) -> Iterator[str]:
     version = summary.version or "of a version that cannot be told"
     amount = f"{log['lines']} lines ({size(log['bytes'])})"
     yield f"SGLang {version}, {amount}, {log['first_at'] or '?'} to {log['last_at'] or '?'}"
+    if not summary.of_sglang:
+        yield "nothing in this log is SGLang's: it is another program's, and was not judged"
+        return
     for number, start in enumerate(summary.starts, 1):
         yield ""
         yield from _start(number, start)

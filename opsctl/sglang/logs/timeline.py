@@ -7,7 +7,7 @@ Times are the log's own text: the host's local time, as SGLang writes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
+    """of_sglang: whether anything in the log is SGLang's."""
+
     version: str | None
+    of_sglang: bool
     starts: tuple[Start, ...]
     decode: Decode
     first_error: Blamed | None
@@ -60,6 +63,7 @@ def build(scan: Scan, *, current: bool = False) -> Summary:
     lives: list[Life] = []
     candidates: list[Candidate] = []
     events: list[Event] = []
+    retracts: list[Mark] = []
     for index, mark in enumerate(_dated(scan["marks"])):
         life = follow(mark, lives)
         if life and life.stop_index is None and life.end_reason == "stopped":
@@ -69,18 +73,24 @@ def build(scan: Scan, *, current: bool = False) -> Summary:
             candidates.append(found)
         stopping = life is not None and life.end_reason == "stopped"
         event = None if stopping and mark["name"] == "child_failed" else _event(mark, found)
+        if mark["name"] == "retract":
+            retracts.append(mark)
+            event = event if len(retracts) == 1 else None
         if event:
             _add(events, event)
     confirmed = _confirm(candidates, lives, scan["marks"])
     for one in confirmed:
         _end_by(one, lives)
     flags: Mapping[str, Any] = next((life.flags for life in reversed(lives) if life.flags), {})
+    events = [replace(e, message=_retracted(retracts)) if e.kind == "retract" else e for e in events]
     events.extend(_crash_loop(lives))
+    sglangs = scan["lines"] == 0 or _of_sglang(scan)
     return Summary(
         version=log_formats.version(flags, scan["samples"]),
         starts=tuple(life.done() for life in lives),
         decode=scan["decode"],
-        first_error=blame([one for one in confirmed if not current or one.life == len(lives) - 1]),
+        of_sglang=sglangs,
+        first_error=blame([one for one in confirmed if sglangs and (not current or one.life == len(lives) - 1)]),
         events=tuple(events[:MOST_EVENTS]),
         ranks=scan["ranks"],
         log={key: scan.get(key) for key in ("first_at", "last_at", "lines", "bytes", "dropped_marks")},
@@ -95,6 +105,7 @@ def document(summary: Summary) -> dict[str, Any]:
     error = summary.first_error
     return {
         "version": summary.version,
+        "of_sglang": summary.of_sglang,
         "starts": [
             {
                 "at": start.at,
@@ -125,6 +136,24 @@ def series(decode: Decode) -> list[dict[str, Any]]:
     """Acceptance and throughput over time, to plot: {at, lines, accept, throughput} per bucket of `bucket_seconds`."""
     epoch = datetime(1970, 1, 1)
     return [{**point, "at": str(epoch + timedelta(seconds=point["at"]))} for point in decode["series"]]
+
+
+def _of_sglang(scan: Scan) -> bool:
+    """Whether a log has a line with SGLang's time stamp, one of its messages, or a frame of its code."""
+    common = ("exception", "problem", "clock_jump")
+    return scan["first_at"] is not None or any(
+        mark["name"] not in common
+        or mark.get("kind") == "bad_arguments"
+        or (mark.get("where") or "").startswith("sglang/")
+        for mark in scan["marks"]
+    )
+
+
+def _retracted(marks: Sequence[Mark]) -> str:
+    """What the lines of retraction say together."""
+    requests = sum(int(mark.get("requests", 0)) for mark in marks)
+    many = f": {requests} requests sent back to the queue" if requests else ": requests sent back to the queue"
+    return f"KV cache full {len(marks)} time{'s' * (len(marks) > 1)}, from {marks[0]['at']} to {marks[-1]['at']}{many}"
 
 
 _END = {"exception", "child_failed", "child_exit", "watchdog"}

@@ -39,6 +39,7 @@ class Mark(_Mark, total=False):
     what: str
     text: str
     left: str
+    requests: str
     pid: str
     code: str
     head: str
