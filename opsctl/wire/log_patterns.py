@@ -15,6 +15,7 @@ ANSI = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()
 
 # Few digits: a float of four hundred is infinite, and JSON has no word for that.
 ACCEPT = re.compile(rb", accept len: (\d{0,12}\.?\d{1,12})")
+NEW = re.compile(rb"#new-seq: (\d{1,9})")
 RATE = re.compile(rb", accept rate: (\d{0,12}\.?\d{1,12})")
 THROUGHPUT = re.compile(rb"gen throughput \(token/s\): (\d{0,12}\.?\d{1,12})")
 

@@ -34,6 +34,7 @@ _MOST_FRAMES = 3
 _JUMP = 5  # seconds back that are not the jostling of several processes
 _ROUTINE = {b"Prefill batc", b"Receive: obj", b"Receive Open", b"Finish: obj="}
 _DECODE = b"Decode batch"
+_PREFILL = b"Prefill batc"
 _SAMPLES = (
     b"Decode batch",
     b"Prefill batch",
@@ -67,7 +68,7 @@ class Scanner:
         self._routine: Optional[bytes] = None  # the last routine line, newer than _stamp
         self._before = b""  # of the line before the one under way
         self._head = b""  # message of the last prefixed line
-        self.bytes = self.lines = self.marks = 0
+        self.bytes = self.lines = self.marks = self._sequences = 0
 
     def feed(self, data: bytes) -> None:
         data = self._rest + data
@@ -90,6 +91,7 @@ class Scanner:
             "marks": kept,
             "dropped_marks": self.marks - len(kept),
             "decode": self._decode.result(),
+            "sequences": self._sequences,
             "samples": self._samples,
             "ranks": {
                 rank: {"lines": lines, "last_at": at, "last": self._safe(last, 160)}
@@ -104,6 +106,7 @@ class Scanner:
     def _take(self, lines: List[bytes]) -> None:
         self.lines += len(lines)
         decodes: List[bytes] = []
+        prefills: List[bytes] = []
         routine, prefixes = self._routine, self._learnt.prefixes
         for line in lines:
             at = line.find(b"] ", 20, 64)
@@ -115,11 +118,14 @@ class Scanner:
                 key[:10] == b"INFO:     " and key[10:11].isdigit()
             ):
                 routine = line
+                if key == _PREFILL:
+                    prefills.append(line)
             elif line:
                 self._routine = routine
                 self._other(line)
                 routine = self._routine
         self._routine = routine
+        self._sequences += _new(b"\n".join(prefills))
         if decodes:
             self._learnt.stamped = self._learnt.stamped or not prefixes
             if "Decode batch" not in self._samples:
@@ -148,6 +154,8 @@ class Scanner:
             self._decode.add([line])
             self._sample(message)
             return
+        if key == _PREFILL:
+            self._sequences += _new(message)
         if key in _ROUTINE or (key[:6] == b"INFO: " and message[6:].lstrip()[:1].isdigit()):
             self._sample(message)
             return
@@ -269,6 +277,11 @@ class Scanner:
         before, after = seconds(self._stamp), seconds(stamp)
         if before is not None and after is not None and before - after > _JUMP:
             self._keep({"name": "clock_jump", "at": _text(stamp), "rank": None, "seconds": after - before})
+
+
+def _new(prefills: bytes) -> int:
+    """Sequences that Prefill lines say began; one whose prompt is taken in parts is counted for each."""
+    return sum(map(int, patterns.NEW.findall(prefills)))
 
 
 def _text(stamp: bytes) -> str:

@@ -111,3 +111,11 @@ def test_a_log_of_a_range_of_releases_is_judged_however_it_is_cut(
     cut.write_text("".join(whole[lines:]))
     assert diagnosed(cut, capsys)[0] == Exit.UNKNOWN
     assert summary(REPORTS / "full_0.5.10.log")["version"] == "0.5.10 to 0.5.10.post1"
+
+
+def test_sequences_that_began_are_counted() -> None:
+    line = b"[2026-06-24 03:14:01 TP0] Prefill batch, #new-seq: %d, #new-token: 12, #cached-token: 0\n"
+    for prefix in (b"", b"(a pid=1) "):
+        scanner = Scanner()
+        scanner.feed(b"".join(prefix + line % n for n in (1, 3)))
+        assert scanner.finish()["sequences"] == 4

@@ -129,24 +129,27 @@ def _measured(seen: Seen, flags: Flags, told: Mapping[str, Any]) -> Measured | N
         return Measured(c.length, "request", dead, c.verify_steps, c.low, c.high + c.bias)
     steps = told.get("decode_log_interval") or _LOG_INTERVAL  # one log line's, with a single sequence running
     lines = seen.log.decode["lines"] if seen.log else 1
+    began = (seen.log.sequences if seen.log else 0) or None  # a log may leave out Prefill lines
     if seen.info and (own := seen.info.own_accept_length):
-        return _loosely(own, "server", steps * lines, flags)
+        return _loosely(own, "server", steps * lines, began, flags)
     last = _last_logged(seen.log) if seen.log else None
     if last:
-        return _loosely(last, "log", steps, flags)
+        return _loosely(last, "log", steps, began, flags)
     gauge = seen.metrics.accept_length if seen.metrics else None
-    return _loosely(gauge, "metrics", steps, flags) if gauge else None
+    return _loosely(gauge, "metrics", steps, began, flags) if gauge else None
 
 
-def _loosely(length: float, source: str, steps: int, flags: Flags) -> Measured:
+def _loosely(length: float, source: str, steps: int, began: int | None, flags: Flags) -> Measured:
     """A length that a server averaged over at least `steps` verify steps, among which requests began.
 
-    Each request that began may have counted its first token, which no draft brought: of so many steps, as many as fit
-    with answers of _SHORT tokens. The rest of the width is chance: 95 % of the spread of `steps` cycles.
+    Each request that began may have counted its first token, which no draft brought: as many as the log tells (None:
+    not known), and no more than fit with answers of _SHORT tokens. The rest of the
+    width is chance: 95 % of the spread of `steps` cycles.
     """
     most = float(flags.steps or max(length - 1, 1.0))
     extra = max(length - 1, 0.0)
-    first_tokens = math.ceil(steps * length / _SHORT) / steps
+    fit = math.ceil(steps * length / _SHORT)
+    first_tokens = (fit if began is None else min(began, fit)) / steps
     chance = max(1.96 * math.sqrt(extra * max(most - extra, 0.0) / steps), 3 * most / steps if extra >= most else 0.0)
     low = max(1.0, length - first_tokens - chance)
     return Measured(length, source, None, steps, low, min(length + max(chance, 3 / steps), max(1 + most, length)))

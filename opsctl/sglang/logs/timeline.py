@@ -39,6 +39,7 @@ class Summary:
     of_sglang: bool
     starts: tuple[Start, ...]
     decode: Decode
+    sequences: int
     first_error: Blamed | None
     events: tuple[Event, ...]
     ranks: Mapping[str, Rank]
@@ -89,6 +90,7 @@ def build(scan: Scan, *, current: bool = False) -> Summary:
         version=log_formats.version(flags, scan["samples"]),
         starts=tuple(life.done() for life in lives),
         decode=scan["decode"],
+        sequences=scan["sequences"],
         of_sglang=sglangs,
         first_error=blame([one for one in confirmed if sglangs and (not current or one.life == len(lives) - 1)]),
         events=tuple(events[:MOST_EVENTS]),

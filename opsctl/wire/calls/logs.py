@@ -90,12 +90,14 @@ class Scan(TypedDict):
     """What a log says, in the order of its lines, secrets masked.
 
     dropped_marks: how many there were beyond those in `marks`. samples: one line of each kind whose wording tells the
-    version. bytes: length of the complete lines, the offset to go on from.
+    version. sequences: how many began; one whose prompt is taken in parts is counted for each. bytes: length of the
+    complete lines, the offset to go on from.
     """
 
     marks: list[Mark]
     dropped_marks: int
     decode: Decode
+    sequences: int
     samples: dict[str, str]
     ranks: dict[str, Rank]
     first_at: str | None
