@@ -55,7 +55,7 @@ class Moment:
         elif self.action == "cut":
             for transport in [found for found in gc.get_objects() if isinstance(found, paramiko.Transport)]:
                 with contextlib.suppress(OSError):  # an earlier one
-                    transport.sock.shutdown(socket.SHUT_RDWR)
+                    transport.sock._sock.shutdown(socket.SHUT_RDWR)
         else:
             os.kill(os.getpid(), signal.SIGINT)
             if self.action == "stop twice":
