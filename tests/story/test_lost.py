@@ -152,10 +152,7 @@ def test_a_deploy_under_way_is_taken_back_by_a_second_operator_only_by_force(sto
     first = story.start("opsctl", *story.deploy("hangs", "-e", "stall=60s"))
     supervised = (story.state / "runs").glob
     eventually(
-        lambda: (
-            first.poll() is not None or any(flocks.is_locked(str(lock)) for lock in supervised("*/supervisor.lock"))
-        ),
-        60,
+        lambda: first.poll() is not None or any(flocks.is_locked(str(lock)) for lock in supervised("*/supervisor.lock"))
     )
     assert first.poll() is None
     refused, forced = story.opsctl("rollback", "-y"), story.opsctl("rollback", "-y", "--force")
