@@ -296,7 +296,7 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
     run = plan.run
     try:
         told = session.remote().call(core.history_show(run, checkpoint=True), timeout=60).result
-        found = [(one.user, one.past) for one in reversed(looked_up(session.remote(), run))]
+        users = [one.user for one in reversed(looked_up(session.remote(), run))]
     except RemoteError as error:
         if error.kind != "not-found":
             raise
@@ -320,7 +320,7 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
         raise UsageError(f"run {run} was made with another version of this playbook", where=session.name,
                          hint=f"run it anew, or opsctl rollback {run}")  # fmt: skip
     if not session.resumed:
-        session.go_on(stage.play.lock, found)
+        session.go_on(stage.play.lock, users)
     if session.supervised:
         reply = session.wait(session.watched().send([core.supervise_follow(run)])[0], None)
         if reply.result["state"] == "reverted":

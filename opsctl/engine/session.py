@@ -25,8 +25,6 @@ from opsctl.wire.calls.core import Checkpoint, RunMeta, Taken
 from opsctl.wire.host import OnProgress
 from opsctl.wire.protocol import Call, Reply
 
-PastOfUser = tuple[str | None, past_runs.PastRun]
-
 LOST_AGENT = 60.0  # seconds until an agent whose connection is gone has certainly noticed
 REGAIN_AFTER = (0.5, 2.0, 5.0, 10.0, 20.0, 30.0)  # seconds before each attempt to find a lost host again
 
@@ -209,16 +207,16 @@ class Session:
                 return
         raise Unreachable("the connection was lost, and the host cannot be reached again", where=self.name)
 
-    def go_on(self, lock: str | None, found: Sequence[PastOfUser]) -> None:
-        """Take up a run that was begun on this host before. Raises Locked when somebody else works on it."""
+    def go_on(self, lock: str | None, users: Sequence[str | None]) -> None:
+        """Take up a run that stands in the journals of these users of the host. Raises Locked."""
         self.resumed = True
         if self.info.check:
             return
-        for user, past in found:
+        for user in users:
             begun = self.remote().as_user(user).send([core.journal_begin(self.info.run, {}, resume=True)])[0]
-            self.wait(begun, 60)
+            supervised = self.wait(begun, 60).result["supervised"]
             self.began[user] = begun
-            if past.state == "supervised":
+            if supervised:
                 self.supervised, self.supervisor, self.lock = True, user, lock  # which its supervisor holds
 
     def wait(

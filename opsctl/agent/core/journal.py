@@ -32,12 +32,14 @@ def begin(call: Context, run: str, meta: RunMeta, resume: bool = False) -> Begun
         if record.closed:
             raise AgentError("invalid", "run %s has ended: %s" % (run, record.outcome), run=run)
         runlog.attend(run)
-        if not runs.supervised(run):
+        supervised = runs.supervised(run)  # not before: the agent that attended it last may have begun a change
+        if not supervised:
             runlog.own(run)
             runlog.append(run, {"resumed": True})
     else:
         runlog.create(run, meta)
-    return {"folder": runs.folder(run)}
+        supervised = False
+    return {"folder": runs.folder(run), "supervised": supervised}
 
 
 def apply(

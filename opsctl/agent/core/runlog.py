@@ -18,6 +18,7 @@ from opsctl.wire.protocol import AgentError, Context
 if TYPE_CHECKING:
     from opsctl.wire.calls.core import RunMeta, StepCall
 
+LEAVING = 5.0  # seconds that an agent gets to end once its connection is gone
 TURN = 300.0  # seconds to wait for a step under way: stopping a server may take most of that
 ROOM = 32 << 10  # bytes that the log has ahead of its records when a step begins
 PER_STEP = 512  # more of them for each record there is: taking a step back adds one or two
@@ -233,10 +234,13 @@ def owning(run: str) -> Iterator[None]:
 
 
 def attend(run: str) -> None:
-    """Be the operator's agent of a run, the only one. Raises AgentError locked."""
+    """Be the operator's agent of a run, the only one; one whose operator is gone may need a moment to leave.
+
+    Raises AgentError locked.
+    """
     with _guard:
         if run not in _attended:
-            fd = flocks.take(os.path.join(runs.folder(run), "attended"))
+            fd = flocks.take(os.path.join(runs.folder(run), "attended"), LEAVING)
             if fd is None:
                 holder = dict(runs.read(run).meta, run=run)
                 raise AgentError("locked", "run %s is attended by another operator" % run, holder=holder)

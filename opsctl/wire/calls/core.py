@@ -213,7 +213,10 @@ class Checkpoint(TypedDict, total=False):
 
 
 class Begun(TypedDict):
+    """supervised: a supervisor carries a change of this run through, as of when we took the run up."""
+
     folder: str
+    supervised: bool
 
 
 class StepReplies(TypedDict):
