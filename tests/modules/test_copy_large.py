@@ -117,7 +117,7 @@ def test_cut_off_it_goes_on_where_it_was(
     bring(
         planned(again, tmp_path, "weights", dest), again, tmp_path / "step", lambda text, done: told.append(done or 0.0)
     )
-    assert told[0] > 0.3
+    assert min(told, default=1) > 0.3  # where the cut came after the last of it, nothing is left to send
     assert dest.read_bytes() == weights * 3
     assert os.listdir(tmp_path / "host") == ["weights"]
 
