@@ -19,7 +19,7 @@ An error says what was being done, where, what was seen, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -84,7 +84,35 @@ class OpsctlError(Exception):
 
 
 class UsageError(OpsctlError, ValueError):
+    """A mistake of whoever asks, in a file or a command line.
+
+    Attributes:
+        others: further mistakes of the same document, in the order of the file.
+    """
+
     exit_code = Exit.USAGE
+    others: tuple[UsageError, ...] = ()
+
+    @property
+    def all(self) -> tuple[UsageError, ...]:
+        """This mistake and the others."""
+        return (self, *self.others)
+
+    @classmethod
+    def of(cls, mistakes: Sequence[UsageError]) -> UsageError:
+        """One error for several mistakes, at least one: the first, which holds the others. File by file, in order."""
+        every = [one for mistake in mistakes for one in mistake.all]
+        places = {id(one): one.where if isinstance(one.where, Place) else Place("") for one in every}
+        files = list(dict.fromkeys(place.file for place in places.values()))
+        every.sort(key=lambda one: _in_order(places[id(one)], files))
+        for one in every:
+            one.others = ()
+        every[0].others = tuple(every[1:])
+        return every[0]
+
+
+def _in_order(place: Place, files: Sequence[str]) -> tuple[int, int, int]:
+    return files.index(place.file), place.line or 0, place.column or 0
 
 
 class Unreachable(OpsctlError, ConnectionError):

@@ -45,12 +45,12 @@ _OF_ANOTHER_KIND = ("_type", "_parsing", "is_instance_of")
 
 
 def validate(model: type[BaseModel], value: Any, source: Source, base: Sequence[str | int] = ()) -> Any:
-    """`value`, which stands at `base` of `source`, as a `model`. Raises UsageError for the first problem."""
+    """`value`, which stands at `base` of `source`, as a `model`. Raises UsageError with every problem."""
     value = settled(model, value, source, tuple(base))
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise problems(error, model, source, base)[0] from None
+        raise UsageError.of(problems(error, model, source, base)) from None
 
 
 def problems(

@@ -19,15 +19,21 @@ from opsctl.text import one_line, printable
 from opsctl.verbs.frontend import Done, Frontend, failed
 from opsctl.wire import masking
 
+_MOST_MISTAKES = 20  # of one document that are told at once
+
 
 def tell(error: OpsctlError) -> None:
     """Print an error and its next step on stderr, safe for a terminal, without what looks like a secret.
 
     Errors quote what they are about: a URL with a password in it, the environment of a command.
     """
-    say(f"error: {printable(masking.text(str(error)))}")
-    if error.hint:
-        say(f"  → {printable(masking.text(error.hint))}")
+    every = error.all if isinstance(error, UsageError) else (error,)
+    for one in every[:_MOST_MISTAKES]:
+        say(f"error: {printable(masking.text(str(one)))}")
+        if one.hint:
+            say(f"  → {printable(masking.text(one.hint))}")
+    if more := every[_MOST_MISTAKES:]:
+        say(f"and {len(more)} more")
 
 
 def say(text: str) -> None:

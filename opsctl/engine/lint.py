@@ -12,7 +12,7 @@ from opsctl.engine import find, shelltext, usage
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook
 from opsctl.engine.templating import At
-from opsctl.errors import OpsctlError, Place
+from opsctl.errors import OpsctlError, Place, UsageError
 from opsctl.findings import Finding
 from opsctl.inventory import Inventory, InventoryHost
 from opsctl.modules.contract import Action
@@ -37,11 +37,17 @@ def lint(path: Path, inventory: Inventory | None) -> list[Finding]:
     """Everything found in the playbook at `path`, in the order of the file."""
     try:
         playbook = load_playbook(path)
+    except UsageError as error:
+        return [_mistake(one, path) for one in error.all]
     except OpsctlError as error:
-        place = error.where if isinstance(error.where, Place) else Place(str(path))
-        return [Finding("load", "error", error.message, place, error.hint or "")]
+        return [_mistake(error, path)]
     found = [f for play in playbook.plays for f in _of_play(play, playbook, inventory)]
     return sorted(found, key=_in_file_order)
+
+
+def _mistake(error: OpsctlError, path: Path) -> Finding:
+    place = error.where if isinstance(error.where, Place) else Place(str(path))
+    return Finding("load", "error", error.message, place, error.hint or "")
 
 
 def _in_file_order(finding: Finding) -> tuple[str, int, int, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from opsctl import modules
 from opsctl.engine import templating
@@ -20,13 +21,17 @@ from opsctl.schema_errors import problems, validate
 from opsctl.text import did_you_mean, one_line
 from opsctl.yaml_source import Source, parse_yaml, refuse, settled
 
+T = TypeVar("T")
+R = TypeVar("R")
+M = TypeVar("M", bound=BaseModel)
+
 _TASK_KEYS = tuple(info.alias or name for name, info in TaskKeys.model_fields.items())
 _PLAY_KEYS = tuple(PlayKeys.model_fields)
 _MOST_DEEP = 20  # blocks in blocks, includes in includes
 
 
 def load_playbook(path: Path) -> Playbook:
-    """The playbook in the file at `path`. Raises UsageError with the place of the first mistake."""
+    """The playbook in the file at `path`. Raises UsageError with every mistake and its place."""
     return _Loader().playbook(path)
 
 
@@ -36,6 +41,7 @@ class _Loader:
         self._digest = hashlib.sha256()
         self._number = 0
         self._including: list[Path] = []
+        self._mistakes: list[UsageError] = []
 
     def playbook(self, path: Path) -> Playbook:
         source = self._read(path, None)
@@ -48,8 +54,35 @@ class _Loader:
         else:
             raise UsageError("a playbook is a play (with hosts and tasks) or a list of plays", where=source.place())
         self._including = [path.resolve()]
-        loaded = tuple(self._play(one, at) for one, at in plays)
+        loaded = self._each(plays, lambda play: self._play(*play))
+        if self._mistakes:
+            raise UsageError.of(self._mistakes)
         return Playbook(path, loaded, tuple(self.sources), self._digest.hexdigest())
+
+    def _each(self, values: Iterable[T], load: Callable[[T], R]) -> tuple[R, ...]:
+        """What can be loaded of `values`; the mistakes of the others are kept, and looked for in all of them."""
+        loaded = []
+        for value in values:
+            with self._keeping():
+                loaded.append(load(value))
+        return tuple(loaded)
+
+    def _validated(self, model: type[M], value: dict[str, Any], at: At) -> M:
+        """The keys of a play or block. Where they are wrong its tasks are looked at all the same."""
+        try:
+            return cast(M, validate(model, value, at.source, at.path))
+        except UsageError:
+            for key in ("block", "tasks", "handlers", "rescue", "always"):
+                if isinstance(values := value.get(key), list):
+                    self._nodes(values, at / key, _Around((), (), frozenset(), None))
+            raise
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except UsageError as error:
+            self._mistakes.append(error)
 
     def _read(self, path: Path, included_at: At | None) -> Source:
         try:
@@ -68,26 +101,30 @@ class _Loader:
             raise UsageError("a play is a mapping with hosts and tasks", where=at.place)
         for key in value:
             if key not in _PLAY_KEYS:
-                raise UsageError(f"unknown key {one_line(key)!r} in a play", where=at.source.key_place((*at.path, key)),
-                                 hint=_instead(key, _PLAY_KEYS))  # fmt: skip
-        said: PlayKeys = validate(PlayKeys, value, at.source, at.path)
+                with self._keeping():
+                    raise UsageError(f"unknown key {one_line(key)!r} in a play",
+                                     where=at.source.key_place((*at.path, key)),
+                                     hint=_instead(key, _PLAY_KEYS))  # fmt: skip
+        value = {key: kept for key, kept in value.items() if key in _PLAY_KEYS}
+        said: PlayKeys = self._validated(PlayKeys, value, at)
         self._number = 0
         become = said.become
         tags = frozenset(said.tags)
         tasks = self._nodes(said.tasks, at / "tasks", _Around((), (), tags, become))
         handlers = self._nodes(said.handlers, at / "handlers", _Around((), (), frozenset(), become))
-        for handler, place in zip(handlers, range(len(handlers)), strict=True):
+        for handler in handlers:
             if not isinstance(handler, Task) or not handler.keys.name:
-                raise UsageError("a handler is a task with a name", where=(at / "handlers" / place).place)
+                raise UsageError("a handler is a task with a name", where=handler.at.place)
         rescue = self._nodes(said.rescue, at / "rescue", _Around((), (), tags, become))
-        for task, place in zip(rescue, range(len(rescue)), strict=True):
+        for task in rescue:
             if not isinstance(task, Task):
-                raise UsageError("the rescue of a play has tasks, no blocks", where=(at / "rescue" / place).place)
+                raise UsageError("the rescue of a play has tasks, no blocks", where=task.at.place)
         play = Play(
             said.name or self._play_name(said), said, at, tasks, tuple(h for h in handlers if isinstance(h, Task)),
             tuple(task for task in rescue if isinstance(task, Task)),
         )  # fmt: skip
-        _check_play(play)
+        if not self._mistakes:  # else a handler may only seem not to be there
+            _check_play(play)
         return play
 
     @staticmethod
@@ -97,7 +134,7 @@ class _Loader:
     def _nodes(self, values: list[Any], at: At, around: _Around) -> tuple[Node, ...]:
         if around.depth > _MOST_DEEP:
             raise UsageError("blocks and includes are nested too deeply", where=at.place)
-        return tuple(self._node(value, at / i, around) for i, value in enumerate(values))
+        return self._each(enumerate(values), lambda one: self._node(one[1], at / one[0], around))
 
     def _node(self, value: Any, at: At, around: _Around) -> Node:
         if not isinstance(value, dict):
@@ -109,7 +146,7 @@ class _Loader:
         return self._task(value, at, around)
 
     def _block(self, value: dict[str, Any], at: At, around: _Around) -> Block:
-        keys: BlockKeys = validate(BlockKeys, value, at.source, at.path)
+        keys: BlockKeys = self._validated(BlockKeys, value, at)
         inside = around.within(keys, at)
         return Block(
             keys, at,
@@ -128,10 +165,10 @@ class _Loader:
         if path.resolve() in self._including:
             trail = " -> ".join(p.name for p in [*self._including, path])
             raise UsageError(f"files include one another: {trail}", where=here.place)
-        self._including.append(path.resolve())
         source = self._read(path, here)
         if not isinstance(source.value, list):
             raise UsageError("an included file is a list of tasks", where=source.place())
+        self._including.append(path.resolve())
         body = self._nodes(source.value, At(source), around.within(keys, at))
         self._including.pop()
         return Block(keys, at, body)
@@ -142,13 +179,15 @@ class _Loader:
             raise UsageError("the task names no module", where=at.place, hint="opsctl doc lists all modules")
         known = [key for key in named if key in modules.names()]
         unknown = [key for key in named if key not in known]
-        if unknown:
-            raise _unknown_key(unknown[0], value, at, bool(known))
+        wrong = [_unknown_key(key, at, bool(known)) for key in unknown]
+        if not known:
+            raise UsageError.of(wrong)
+        self._mistakes += wrong
         if len(known) > 1:
             raise UsageError(f"the task names two modules, {known[0]} and {known[1]}", hint="write two tasks",
                              where=at.source.key_place((*at.path, known[1])))  # fmt: skip
         name = known[0]
-        keys: TaskKeys = validate(TaskKeys, {k: v for k, v in value.items() if k != name}, at.source, at.path)
+        keys: TaskKeys = validate(TaskKeys, {k: v for k, v in value.items() if k in _TASK_KEYS}, at.source, at.path)
         args, at_args = _arguments(name, value[name], at / name)
         args = settled(modules.get(name).args, args, at_args.source, at_args.path)
         inside = around.within(keys, at)
@@ -282,7 +321,7 @@ def _check_play(play: Play) -> None:
                          where=(supervised[0].at / "supervise").place)  # fmt: skip
 
 
-def _unknown_key(key: str, value: Mapping[str, Any], at: At, has_module: bool) -> UsageError:
+def _unknown_key(key: str, at: At, has_module: bool) -> UsageError:
     valid = list(_TASK_KEYS) if has_module else [*modules.names(), *_TASK_KEYS, "block", "include"]
     what = "unknown key" if has_module else "unknown module or key"
     return UsageError(
