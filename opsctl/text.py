@@ -38,7 +38,7 @@ def one_line(text: str, limit: int = 200) -> str:
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name most like `name`, if one is like it."""
     by_lower = {v.lower(): v for v in valid}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[found[0]] if found else None
 
 

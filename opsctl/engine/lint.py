@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from opsctl import modules
-from opsctl.engine import find, shelltext, usage
+from opsctl.engine import ansible, find, shelltext, usage
 from opsctl.engine.loader import load_playbook
-from opsctl.engine.tasks import Play, Playbook
+from opsctl.engine.tasks import Play, Playbook, Task
 from opsctl.engine.templating import At
 from opsctl.errors import OpsctlError, Place, UsageError
 from opsctl.findings import Finding
@@ -147,6 +147,20 @@ INSTEAD = {
 }  # fmt: skip
 
 
+def _named_at(task: Task) -> Place:
+    """Where a task names its module."""
+    return task.at_args.source.key_place(task.at_args.path)
+
+
+def _foreign(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    for key, why in ansible.NOT_NEEDED.items():
+        if (path := (*play.at.path, key)) in play.at.source.keys:
+            yield Finding("foreign", "notice", f"{key} says nothing here: {why}", play.at.source.key_place(path))
+    for task in play.all_tasks():
+        if (said := task.at_args.path[-1]) != task.module:
+            yield Finding("foreign", "notice", f"{said} is read as {task.module}", _named_at(task))
+
+
 def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
     for task in play.all_tasks():
         text = task.args.get("cmd")
@@ -159,7 +173,7 @@ def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         for name in dict.fromkeys(found):
             if name in INSTEAD:
                 message = f"{name} in {task.module}: the module {INSTEAD[name]} can be checked and undone"
-                place = task.at.source.key_place((*task.at.path, task.module))
+                place = _named_at(task)
                 yield Finding("module", "notice", message, place, f"opsctl doc {INSTEAD[name]}")
 
 
@@ -170,7 +184,7 @@ def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         if task.module == "raw" or (task.module in ("command", "shell") and not usage.can_be_undone(task)):
             hint = "give it `undo`, or `read_only: true` where it changes nothing"
             yield Finding("undo", "warning", f"{task.name!r} cannot be undone, and the play promises rollback",
-                          task.at.source.key_place((*task.at.path, task.module)),
+                          _named_at(task),
                           f"use `shell`, and {hint}" if task.module == "raw" else hint)  # fmt: skip
 
 
@@ -247,6 +261,7 @@ RULES: tuple[Rule, ...] = (
     Rule("unused", "A param or variable is defined and never used.", _unused),
     Rule("handler", "A handler is never notified.", _handlers),
     Rule("gate", "A gate asks for a measure that no task of the play takes.", _gates),
+    Rule("foreign", "A word of Ansible is not needed, or read as ours.", _foreign),
     Rule("module", "A command does what a module does better.", _commands),
     Rule("undo", "A task cannot be undone in a play that promises rollback.", _undo),
     Rule("secret", "A secret stands in clear.", _secrets),

@@ -11,14 +11,14 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from opsctl import modules
-from opsctl.engine import templating
-from opsctl.engine.model import FOREIGN, BlockKeys, IncludeKeys, PlayKeys, TaskKeys
+from opsctl.engine import ansible, templating
+from opsctl.engine.model import BlockKeys, IncludeKeys, PlayKeys, TaskKeys
 from opsctl.engine.tasks import Block, Node, Play, Playbook, Task, walk
 from opsctl.engine.templating import At, holds_template
 from opsctl.errors import UsageError
 from opsctl.localfiles import read
 from opsctl.schema_errors import problems, validate
-from opsctl.text import did_you_mean, one_line
+from opsctl.text import did_you_mean, nearest, one_line
 from opsctl.yaml_source import Source, parse_yaml, refuse, settled
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class _Loader:
         if not isinstance(value, dict):
             raise UsageError("a play is a mapping with hosts and tasks", where=at.place)
         for key in value:
-            if key not in _PLAY_KEYS:
+            if key not in _PLAY_KEYS and key not in ansible.NOT_NEEDED:
                 with self._keeping():
                     raise UsageError(f"unknown key {one_line(key)!r} in a play",
                                      where=at.source.key_place((*at.path, key)),
@@ -177,7 +177,7 @@ class _Loader:
         named = [key for key in value if key not in _TASK_KEYS]
         if not named:
             raise UsageError("the task names no module", where=at.place, hint="opsctl doc lists all modules")
-        known = [key for key in named if key in modules.names()]
+        known = [key for key in named if ansible.plain(key) in modules.names()]
         unknown = [key for key in named if key not in known]
         wrong = [_unknown_key(key, at, bool(known)) for key in unknown]
         if not known:
@@ -186,9 +186,9 @@ class _Loader:
         if len(known) > 1:
             raise UsageError(f"the task names two modules, {known[0]} and {known[1]}", hint="write two tasks",
                              where=at.source.key_place((*at.path, known[1])))  # fmt: skip
-        name = known[0]
+        said, name = known[0], ansible.plain(known[0])
         keys: TaskKeys = validate(TaskKeys, {k: v for k, v in value.items() if k in _TASK_KEYS}, at.source, at.path)
-        args, at_args = _arguments(name, value[name], at / name)
+        args, at_args = _arguments(name, value[said], at / said)
         args = settled(modules.get(name).args, args, at_args.source, at_args.path)
         inside = around.within(keys, at)
         task = Task(
@@ -330,8 +330,10 @@ def _unknown_key(key: str, at: At, has_module: bool) -> UsageError:
 
 
 def _instead(key: str, valid: list[str] | tuple[str, ...]) -> str:
-    short = key.rpartition(".")[2]
-    return FOREIGN.get(short) or did_you_mean(short, valid)
+    if found := ansible.instead(key):
+        return found
+    close = nearest(key.rpartition(".")[2], valid)
+    return f"did you mean {close!r}?" if close else "opsctl doc lists what there is"
 
 
 def _default_name(module: str, args: Mapping[str, Any]) -> str:

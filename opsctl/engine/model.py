@@ -242,38 +242,3 @@ class PlayKeys(_Strict):
         if isinstance(value, str) and not VARIABLE.match(value):
             raise ValueError(f"{value!r} cannot name a lock: letters, digits and _ only, no digit first")
         return value
-
-
-# Words of Ansible that mean nothing here -> what to write instead.
-FOREIGN = {
-    "ignore_errors": "say `failed_when: false`",
-    "with_items": "say `loop`",
-    "with_dict": 'say `loop: "{{ name | dictsort }}"`',
-    "loop_control": "the element of a loop is always `item`",
-    "gather_facts": "facts are read when `facts` is used",
-    "become_user": "say `become: USER`",
-    "become_method": "become is always through sudo",
-    "import_tasks": "say `include`",
-    "include_tasks": "say `include`",
-    "roles": "say `include` for a file of tasks",
-    "pre_tasks": "put them at the top of `tasks`",
-    "post_tasks": "put them at the end of `tasks`",
-    "vars_files": "put them under `vars`, or give them with -e @FILE",
-    "any_errors_fatal": "say `max_failures: 0`",
-    "max_fail_percentage": "say `max_failures: 10%`",
-    "no_log": "secrets (!env, !file, !cmd, params of type secret) are masked everywhere",
-    "args": "put them under the module's name",
-    "delegate_to": "write a play for the other host",
-    "run_once": "write a play for that one host",
-    "environment": "give `env` to the module",
-    "remote_user": "say `user` in the inventory",
-    "listen": "name the handler in `notify`",
-    "meta": "handlers run at the end of the play",
-    "set_fact": "say `vars`",
-    "lineinfile": "say `line`",
-    "systemd": "say `service`",
-    "systemd_service": "say `service`",
-    "uri": "say `http`",
-    "fail": "say `assert`",
-    "stat": "say `command` with `register`, or `wait_for`",
-}

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from opsctl import modules
+from opsctl.engine import ansible
+from opsctl.engine.lint import lint
 from opsctl.engine.loader import load_playbook
+from opsctl.engine.model import IncludeKeys, PlayKeys, TaskKeys
 from opsctl.engine.options import Options
 from opsctl.engine.run import plan
-from opsctl.errors import UsageError
+from opsctl.errors import Place, UsageError
 from opsctl.inventory import load as load_inventory
 from opsctl.text import printable
 from tests.engine.world import Project
@@ -108,11 +112,78 @@ def test_a_mistake_is_told_with_its_place(
     assert GOOD.count(old) >= 1
     with pytest.raises(UsageError) as caught:
         load(project, GOOD.replace(old, new, 1))
-    error = caught.value
-    told = f"{error} {error.hint}"
-    assert str(error.where).endswith(f"play.yaml:{line}:{column}"), told
+    places = {str(one.where): f"{one} {one.hint}" for one in caught.value.all}
+    [told] = [text for place, text in places.items() if place.endswith(f"play.yaml:{line}:{column}")]
     for word in words:
         assert word in told
+
+
+FOREIGN = """\
+- hosts: here
+  gather_facts: false
+  serial: 0
+  vars_files: [secrets.yml]
+  tasks:
+    - ansible.builtin.copy: {dest: OUT/a, content: a}
+    - name: a package
+      ansible.builtin.systemd: {name: sglang}
+      become_user: root
+    - debug: hello
+      retries: -1
+    - block:
+        - user: {name: ann}
+      rescue:
+        - copy: {dst: /b, content: b}
+    - include: more.yaml
+"""
+
+
+def test_every_mistake_is_told_at_once_with_what_to_write_instead(project: Project) -> None:
+    (project.folder / "more.yaml").write_text("- hostname: {name: k25}\n- frobnicate: yes\n")
+    with pytest.raises(UsageError) as caught:
+        load(project, FOREIGN)
+    told = [(Path(one.where.file).name, one.where.line, one.message, one.hint or "") for one in caught.value.all
+            if isinstance(one.where, Place)]  # fmt: skip
+    for (file, line, message, hint), (in_file, at, word, instead) in zip(told, [
+        ("play.yaml", 3, "serial", ""),
+        ("play.yaml", 4, "vars_files", "-e @FILE"),
+        ("play.yaml", 8, "ansible.builtin.systemd", "`service`"),
+        ("play.yaml", 9, "become_user", "`become: USER`"),
+        ("play.yaml", 11, "retries", ""),
+        ("play.yaml", 13, "user", "left to Ansible"),
+        ("play.yaml", 15, "dst", "'dest'"),
+        ("more.yaml", 1, "hostname", "left to Ansible"),
+        ("more.yaml", 2, "frobnicate", "opsctl doc"),
+    ], strict=True):  # fmt: skip
+        assert (file, line) == (in_file, at)
+        assert word in message
+        assert instead in hint
+
+
+def test_what_ansible_says_in_other_words_is_read_and_noted(project: Project) -> None:
+    path = project.write("""\
+- hosts: here
+  gather_facts: false
+  tasks:
+    - ansible.builtin.copy: {dest: OUT/a, content: a}
+    - ansible.builtin.command: echo a
+""")
+    load(project, path.read_text())
+    noted = [(one.place.line, one.level, one.message) for one in lint(path, None) if one.place and one.id == "foreign"]
+    assert noted == [
+        (2, "notice", "gather_facts says nothing here: facts are read when `facts` is used"),
+        (4, "notice", "ansible.builtin.copy is read as copy"),
+        (5, "notice", "ansible.builtin.command is read as command"),
+    ]
+
+
+def test_what_is_said_instead_of_ansibles_words_exists() -> None:
+    keys = {name for model in (PlayKeys, TaskKeys, IncludeKeys) for name in model.model_fields}
+    ours = {*modules.names(), *keys, "env", "user", "connection"}
+    for word, instead in ansible.INSTEAD.items():
+        assert ansible.plain(word) not in modules.names()
+        for name in re.findall(r"say `(\w+)", instead):
+            assert name in ours, f"{word}: {name}"
 
 
 def test_the_good_one_is_good(project: Project) -> None:
