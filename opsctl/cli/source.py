@@ -54,7 +54,7 @@ def facts(
         return
     version = str(found.version) or "unknown version"
     typer.echo(printable(f"{found.root}: SGLang {version}, {found.at}"))
-    for heading, group in (("", result.draft), *result.targets.items()):
+    for heading, group in (("", result.draft | result.worker), *result.targets.items()):
         if heading:
             typer.echo(printable(f"\n{heading}"))
         for name, fact in group.items():

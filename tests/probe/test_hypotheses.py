@@ -23,9 +23,18 @@ from opsctl.sglang.diagnosis.hypotheses import Diagnosis, Verdict, diagnose, to_
 from opsctl.sglang.releases import Range
 
 YES = SourceFact(True)
-SOUND_SOURCE = Source(YES, YES, YES, YES, YES, YES, YES)
+SOUND_SOURCE = Source(YES, YES, YES, YES, YES, YES, YES, YES, YES)
 MIDLAYER_ONLY = replace(SOUND_SOURCE, takes_layers0=SourceFact(False, "llama_eagle3.py:249"))
-EAGLE3 = Flags("EAGLE3", "/srv/drafter", 3, 1, 4, tp=8, cuda_graphs=True, simulated="")
+EAGLE3 = Flags(
+    *("EAGLE3", "/srv/drafter", 3, 1, 4),
+    tp=8,
+    cuda_graphs=True,
+    simulated="",
+    dp_attention=False,
+    overlap=True,
+    radix_cache=True,
+    mamba_strategy="",
+)
 GOOD = Evidence(
     version=Range.told("0.5.23"),
     alive=True,
@@ -38,6 +47,7 @@ GOOD = Evidence(
     old_code=False,
     default_ids=True,
     fused_all_reduce=False,
+    quant_method="",
 )
 LAYERS0 = DrafterFault(
     "tensor-unused", "silent-garbage", "layers.0.mlp.up_proj.weight", "dropped", "opsctl drafter convert"
@@ -53,6 +63,23 @@ ROPE = DrafterFault("rope-theta", "degraded", "rope_theta", "10000, the target h
 def at(length: float, **more: object) -> Evidence:
     measured = Measured(length, "probe", length == 1.0, 400)
     return replace(GOOD, measured=measured, **more)  # type: ignore[arg-type]
+
+
+DP = replace(EAGLE3, dp_attention=True)
+# GLM-4.6-FP8 with its own layer (sglang #22823): 1.00 on 0.5.10, where 0.5.9 and 0.5.11 read 2.0.
+MTP = at(
+    1.0,
+    flags=replace(EAGLE3, algorithm="EAGLE"),
+    draft_kind=Kind.MTP,
+    drafter=None,
+    source=Source(),
+    target_class="Glm4MoeForCausalLM",
+    quant_method="compressed-tensors",
+)
+# A hybrid model whose cache is full (sglang #36537): every draft refused, 3.7 before.
+HYBRID = at(
+    1.0, flags=replace(EAGLE3, algorithm="NEXTN", mamba_strategy="extra_buffer"), draft_kind=Kind.MTP, drafter=()
+)
 
 
 def walked(e: Evidence) -> Diagnosis:
@@ -76,6 +103,12 @@ def walked(e: Evidence) -> Diagnosis:
         (at(1.7, version=Range.told("0.5.12"), fused_all_reduce=True, source=Source()), "aux-partial-sums"),
         (at(1.0, flags=replace(EAGLE3, quantization="modelopt_fp4")), "quantization-inherited"),
         (at(1.6, old_code=True), "old-code"),
+        (at(1.49, flags=DP, version=Range.told("0.5.7"), source=Source()), "dp-attention-tokens"),
+        (at(1.49, flags=DP, source=replace(SOUND_SOURCE, dp_whole=SourceFact(False))), "dp-attention-tokens"),
+        (replace(MTP, version=Range.told("0.5.10")), "layer-quantization-dropped"),
+        (replace(MTP, version=Range.told("0.5.10 to 0.5.10.post1")), "layer-quantization-dropped"),
+        (replace(MTP, source=replace(SOUND_SOURCE, layer_quantized=SourceFact(False))), "layer-quantization-dropped"),
+        (replace(HYBRID, once=3.1), "linear-states-evicted"),
         (at(3.9, flags=replace(EAGLE3, simulated="3.9")), "simulated-acceptance"),
         (replace(GOOD, measured=None, verifies=False, flags=Flags()), "no-speculation"),
     ],
@@ -137,6 +170,61 @@ def test_the_source_that_runs_counts_more_than_the_version() -> None:
     found = walked(at(1.0, version=Range.told("0.5.9"), drafter=(LAYERS0,), source=patched))
     judged = next(j for j in found.hypotheses if j.id == "names-not-loaded")
     assert (judged.verdict, judged.evidence) == (Verdict.RULED_OUT, ("llama_eagle3.py:251",))
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict"),
+    [
+        (replace(MTP, version=Range.told("0.5.9")), Verdict.RULED_OUT),
+        (replace(MTP, version=Range.told("0.5.11")), Verdict.RULED_OUT),
+        (replace(MTP, version=Range.told("0.5.9 to 0.5.10")), Verdict.UNDECIDABLE),
+        (replace(MTP, version=Range.told("0.5.10"), target_class="DeepseekV3ForCausalLM"), Verdict.RULED_OUT),
+        (replace(MTP, version=Range.told("0.5.10"), quant_method=""), Verdict.RULED_OUT),
+        (replace(MTP, version=Range.told("0.5.10"), quant_method=None), Verdict.UNDECIDABLE),
+        (replace(MTP, version=Range.told("0.5.10"), flags=replace(DP, draft_quantization="fp8")), Verdict.RULED_OUT),
+        (replace(MTP, version=Range.told("0.5.10"), draft_kind=Kind.EAGLE3), Verdict.RULED_OUT),
+        (replace(MTP, version=Range.told("0.5.10"), measured=Measured(2.0, "probe", False, 400)), Verdict.RULED_OUT),
+    ],
+)
+def test_quantisation_is_dropped_from_one_class_in_two_releases(evidence: Evidence, verdict: Verdict) -> None:
+    assert judgement(evidence, "layer-quantization-dropped") is verdict
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "verdict"),
+    [
+        (DP, "0.5.8", Verdict.RULED_OUT),
+        (DP, "0.5.7 to 0.5.8", Verdict.UNDECIDABLE),
+        (replace(DP, overlap=False), "0.5.7", Verdict.RULED_OUT),  # without SGLANG_ENABLE_SPEC_V2
+        (replace(DP, dp_attention=False), "0.5.7", Verdict.RULED_OUT),
+        (replace(DP, dp_attention=None), "0.5.7", Verdict.UNDECIDABLE),
+    ],
+)
+def test_dp_attention_loses_tokens_up_to_0_5_7(flags: Flags, version: str, verdict: Verdict) -> None:
+    found = at(1.49, flags=flags, version=Range.told(version), source=Source())
+    assert judgement(found, "dp-attention-tokens") is verdict
+
+
+@pytest.mark.parametrize(
+    ("strategy", "radix_cache", "once", "verdict"),
+    [
+        ("extra_buffer", True, None, Verdict.UNDECIDABLE),  # it is the default, and explains nothing by itself
+        ("extra_buffer", True, 1.2, Verdict.UNDECIDABLE),
+        ("extra_buffer_lazy", True, 3.1, Verdict.RULED_OUT),
+        ("no_buffer", True, 3.1, Verdict.RULED_OUT),
+        ("extra_buffer", False, 3.1, Verdict.RULED_OUT),
+        (None, None, 3.1, Verdict.UNDECIDABLE),
+    ],
+)
+def test_states_are_lost_only_where_it_accepted_more_since_the_start(
+    strategy: str | None, radix_cache: bool | None, once: float | None, verdict: Verdict
+) -> None:
+    flags = replace(HYBRID.flags, mamba_strategy=strategy, radix_cache=radix_cache)
+    assert judgement(replace(HYBRID, flags=flags, once=once), "linear-states-evicted") is verdict
+
+
+def judgement(e: Evidence, cause: str) -> Verdict:
+    return next(j.verdict for j in walked(e).hypotheses if j.id == cause)
 
 
 def test_a_server_that_stopped() -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from opsctl.cli.main import run
 from opsctl.cli.source import app
+from opsctl.sglang.releases import drafting_class
 from opsctl.sglang.source import facts
 from opsctl.sglang.source.tree import here, load
 from tests.sglang_source.conftest import MakeTree
@@ -72,6 +73,32 @@ def test_target_facts(version: str, target: str, release: MakeTree) -> None:
     found = facts.gather(load(here, str(release(version)), [target]), [target]).targets[target]
     values = tuple(found[name].value for name in ("capture", "layer-id-rule", "aux-after-reduce"))
     assert values == TARGETS[version, target]
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "value"),
+    [
+        ("0.5.9", "Glm4MoeForCausalLM", "kept"),
+        ("0.5.10", "Glm4MoeForCausalLM", "dropped"),
+        ("0.5.12", "Glm4MoeForCausalLM", "kept"),
+        ("0.5.10", "DeepseekV3ForCausalLM", "kept"),
+        ("0.5.23", "Qwen3_5ForConditionalGeneration", "kept"),  # dropped on NPUs only
+        ("0.5.9", "LlamaForCausalLM", None),  # has no such layer
+    ],
+)
+def test_quantisation_of_the_targets_own_layer(version: str, target: str, value: str | None, release: MakeTree) -> None:
+    names = [name for name in (target, drafting_class(target)) if name]
+    found = facts.gather(load(here, str(release(version)), names), [target]).targets[target]["layer-quantization"]
+    assert found.value == value
+    assert found.place or value is None
+
+
+@pytest.mark.parametrize(
+    ("version", "value"),
+    [("0.5.2", None), ("0.5.6.post2", "one"), ("0.5.8.post1", "all"), ("0.5.9", "all"), ("0.5.23", "all")],
+)
+def test_tokens_that_dp_attention_is_told_of(version: str, value: str | None, release: MakeTree) -> None:
+    assert facts.gather(load(here, str(release(version)))).worker["dp-draft-extend"].value == value
 
 
 def test_the_embedding_is_followed_from_the_worker_to_the_parent_class(release: MakeTree) -> None:

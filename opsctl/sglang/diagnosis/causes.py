@@ -15,7 +15,7 @@ from opsctl.drafter.folder import convert_command
 from opsctl.drafter.kind import Kind, recognise
 from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, SourceFact, Symptom
 from opsctl.sglang.diagnosis.hypotheses import Condition, Hypothesis
-from opsctl.sglang.releases import Version
+from opsctl.sglang.releases import Range, Version
 
 _CRASH = frozenset({Symptom.CRASH})
 _DEAD = frozenset({Symptom.DEAD, Symptom.CHANCE})
@@ -175,6 +175,86 @@ def _all_reduce(e: Evidence) -> Condition:
         tuple(p for p in (e.source.aux_complete.place,) if p),
         "SGLang 0.5.14 or later (opsctl run pin-sglang)",
     )
+
+
+def _dp_attention(e: Evidence) -> Condition:
+    """The pass over accepted tokens takes a part of them with DP attention and overlap: up to 0.5.7 (#16310)."""
+    if e.flags.dp_attention is False:
+        return Condition(False, "the server runs without DP attention")
+    if e.flags.overlap is False:
+        return Condition(False, "the worker that does not overlap batches takes all accepted tokens")
+    old = _before(e, e.source.dp_whole, Version(0, 5, 8))
+    if old is False:
+        return Condition(False, "the draft model's pass takes all accepted tokens of each rank")
+    if old is None or e.flags.dp_attention is None or e.flags.overlap is None:
+        return Condition(None, "use of DP attention not known", decide="`/server_info` tells on a running server")
+    return Condition(
+        True,
+        "with --enable-dp-attention and overlapped batches the draft model takes one of the tokens accepted at a time",
+        tuple(p for p in (e.source.dp_whole.place,) if p),
+        "SGLang 0.5.8 or later (opsctl run pin-sglang); until then take SGLANG_ENABLE_SPEC_V2 out of the server's "
+        "environment, then `opsctl server restart`",
+    )
+
+
+# Targets whose class for their own drafting layers asked for the flag alone, from and up to (#19246, #22823).
+_DROPPED = {"Glm4MoeForCausalLM": Range(Version(0, 5, 10), Version(0, 5, 10, 1))}
+
+
+def _layer_quantisation(e: Evidence) -> Condition:
+    if (kind := _draft_kind(e)) is not None and kind is not Kind.MTP:
+        return Condition(False, f"the draft model is {kind.value}, not the target's own layers")
+    if e.quant_method == "":
+        return Condition(False, "the target's checkpoint is not quantised")
+    if e.flags.draft_quantization:
+        return Condition(False, f"--speculative-draft-model-quantization {e.flags.draft_quantization}")
+    dropped = None if e.source.layer_quantized.holds is None else not e.source.layer_quantized.holds
+    if dropped is None and e.target_class is not None and e.version is not None:
+        releases = _DROPPED.get(e.target_class)
+        dropped = False if releases is None else _within(e.version, releases)
+    if dropped is False:
+        return Condition(False, e.source.layer_quantized.detail or "this release keeps the quantisation of such layers")
+    if dropped is None or kind is None or e.quant_method is None:
+        return Condition(None, "target or SGLang's source not known", decide="the target's config.json and source tell")
+    fact = e.source.layer_quantized
+    return Condition(
+        True,
+        f"the checkpoint is quantised ({e.quant_method}), and the layers that draft are read as if they were not",
+        tuple(part for part in (fact.place, fact.detail) if part),
+        f"say speculative-draft-model-quantization: {e.quant_method} in `launch` of the host, then "
+        "`opsctl server restart`; or SGLang 0.5.11 or later (opsctl run pin-sglang)",
+    )
+
+
+def _linear_states(e: Evidence) -> Condition:
+    """States that the radix cache took from a verify step before it was known what it accepts (#36537)."""
+    if e.flags.radix_cache is False:
+        return Condition(False, "the server runs without the radix cache")
+    if e.flags.mamba_strategy not in (None, "extra_buffer"):
+        return Condition(False, f"states of linear attention: {e.flags.mamba_strategy or 'none are kept'}")
+    if e.flags.mamba_strategy is None or e.flags.radix_cache is None:
+        return Condition(None, "launch flags not known", decide="the flags of the running process tell")
+    if e.once is None or e.once < e.flags.sound_from:
+        # The default for such targets: that it is so explains nothing by itself.
+        return Condition(
+            None,
+            "the radix cache keeps states by extra_buffer, and the log shows no better acceptance since the start",
+            decide="acceptance that a POST to /flush_cache brings back was lost to it",
+        )
+    return Condition(
+        True,
+        f"it accepted {e.once:.2f} since the same start, and the radix cache keeps states by extra_buffer",
+        ("--mamba-radix-cache-strategy extra_buffer",),
+        "say mamba-radix-cache-strategy: extra_buffer_lazy in `launch` of the host (SGLang 0.5.17 or later; before, "
+        "disable-radix-cache: true), then `opsctl server restart`",
+    )
+
+
+def _within(version: Range, releases: Range) -> bool | None:
+    """Whether a server is of these releases; None where its log allows others as well."""
+    if version.last < releases.first or releases.last < version.first:
+        return False
+    return True if version.first in releases and version.last in releases else None
 
 
 def _quantised(e: Evidence) -> Condition:
@@ -371,6 +451,27 @@ CAUSES: tuple[Hypothesis, ...] = (
         _BACK,
     ),
     Hypothesis("aux-partial-sums", "the drafter gets partial sums of the target's states", _LOW, _all_reduce, _BACK),
+    Hypothesis(
+        "layer-quantization-dropped",
+        "the target's own layers that draft are loaded without their quantisation",
+        _DEAD,
+        _layer_quantisation,
+        _BACK,
+    ),
+    Hypothesis(
+        "dp-attention-tokens",
+        "with DP attention the draft model misses accepted tokens",
+        _FAINT_OR_PARTIAL,
+        _dp_attention,
+        _BACK,
+    ),
+    Hypothesis(
+        "linear-states-evicted",
+        "the radix cache gives the target states that the draft model has not seen",
+        _ANY_LOW,
+        _linear_states,
+        _BACK,
+    ),
     Hypothesis("quantization-inherited", "the drafter is quantised like the target", _GARBAGE, _quantised, _BACK),
     Hypothesis(
         "old-code",

@@ -46,7 +46,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Launch settings that bear on acceptance. simulated: value of SGLANG_SIMULATE_ACC_LEN, '' when unset."""
+    """Launch settings that bear on acceptance. simulated: value of SGLANG_SIMULATE_ACC_LEN, '' when unset.
+
+    overlap: whether the scheduler works on one batch while the next runs, which takes the second worker of EAGLE.
+    mamba_strategy: which states of linear attention the radix cache keeps, by the target's class.
+    """
 
     algorithm: str | None = None
     draft_model: str | None = None
@@ -58,6 +62,15 @@ class Flags:
     quantization: str | None = None
     draft_quantization: str | None = None
     simulated: str | None = None
+    dp_attention: bool | None = None
+    overlap: bool | None = None
+    radix_cache: bool | None = None
+    mamba_strategy: str | None = None
+
+    @property
+    def sound_from(self) -> float:
+        """The acceptance length from which a drafter is not called faulty."""
+        return 1 + _SOUND_SHARE * (self.steps or _DEFAULT_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,8 @@ class Source:
     takes_layers0: the loader takes tensors named `layers.0.*`.
     ids_in_graphs: graphs are captured with the configured aux layers.
     aux_complete: aux states are taken after the all-reduce.
+    layer_quantized: the target's own layer that drafts is built with the quantisation of its checkpoint.
+    dp_whole: with DP attention, the draft model's pass over accepted tokens takes all of them.
     checkout: its folder, where git tracks it.
     """
 
@@ -92,6 +107,8 @@ class Source:
     takes_layers0: SourceFact = _UNKNOWN
     ids_in_graphs: SourceFact = _UNKNOWN
     aux_complete: SourceFact = _UNKNOWN
+    layer_quantized: SourceFact = _UNKNOWN
+    dp_whole: SourceFact = _UNKNOWN
     checkout: str | None = None
 
 
@@ -124,6 +141,9 @@ class Evidence:
     alive: whether the server answers. old_code: the process started before its source was last changed.
     default_ids: whether the drafter's aux layer ids are those the server uses by default.
     fused_all_reduce: whether all-reduce fusion is in use.
+    target_class: its name, where the target's config was read. quant_method: of its checkpoint, "" where it is not
+    quantised.
+    once: the best acceptance length that the log shows since the server's present start.
     """
 
     version: Range | None = None
@@ -138,6 +158,9 @@ class Evidence:
     old_code: bool | None = None
     default_ids: bool | None = None
     fused_all_reduce: bool | None = None
+    target_class: str | None = None
+    quant_method: str | None = None
+    once: float | None = None
 
 
 def shown(e: Evidence) -> frozenset[Symptom]:
@@ -158,7 +181,7 @@ def shown(e: Evidence) -> frozenset[Symptom]:
         (Symptom.DEAD, 1.0, 1.0 if counted else _DEAD),
         (Symptom.CHANCE, 1.0 if counted else _DEAD, _CHANCE),
         (Symptom.FAINT, _CHANCE, _FAINT),
-        (Symptom.PARTIAL, _FAINT, sound := 1 + _SOUND_SHARE * (e.flags.steps or _DEFAULT_STEPS)),
-        (Symptom.SOUND, sound, math.inf),
+        (Symptom.PARTIAL, _FAINT, e.flags.sound_from),
+        (Symptom.SOUND, e.flags.sound_from, math.inf),
     )
     return frozenset(s for s, begin, end in bounds if begin <= high and low < end)

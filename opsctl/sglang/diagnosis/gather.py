@@ -216,7 +216,8 @@ def _scan(ask: Ask, path: str, offset: int, notes: list[str]) -> timeline.Summar
 def _facts(ask: Ask, package: str, target: str | None, notes: list[str]) -> Facts | None:
     """What the tree that the server imported does."""
     classes = [target] if target else []
-    (answer,) = ask([tree.request(package.rpartition("/")[0], classes)])
+    drafting = [name for name in map(releases.drafting_class, classes) if name]
+    (answer,) = ask([tree.request(package.rpartition("/")[0], [*classes, *drafting])])
     if isinstance(answer, Exception):
         notes.append(f"source: {answer}")
         return None

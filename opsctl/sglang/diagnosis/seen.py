@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from opsctl.drafter.kind import Kind
@@ -65,6 +66,9 @@ def evidence(seen: Seen) -> Evidence:
         old_code=_old_code(seen),
         default_ids=_default_ids(seen.draft_config, seen.target_config),
         fused_all_reduce=info.enable_flashinfer_allreduce_fusion if info else None,
+        target_class=target_class(seen.target_config),
+        quant_method=_quant_method(seen.target_config),
+        once=_best_logged(seen.log) if seen.log else None,
     )
 
 
@@ -91,6 +95,10 @@ def settings(info: ServerInfo | None, started: command.Launch | None, told: Mapp
             not info.disable_cuda_graph,
             info.quantization,
             info.speculative_draft_model_quantization,
+            dp_attention=info.enable_dp_attention,
+            overlap=_not(info.disable_overlap_schedule),
+            radix_cache=_not(info.disable_radix_cache),
+            mamba_strategy=info.mamba_radix_cache_strategy or info.mamba_scheduler_strategy or "",
         )
     if told:
         return Flags(
@@ -103,6 +111,10 @@ def settings(info: ServerInfo | None, started: command.Launch | None, told: Mapp
             None,
             told.get("quantization"),
             told.get("speculative_draft_model_quantization"),
+            dp_attention=told.get("enable_dp_attention"),
+            overlap=_not(told.get("disable_overlap_schedule")),
+            radix_cache=_not(told.get("disable_radix_cache")),
+            mamba_strategy=told.get("mamba_radix_cache_strategy") or told.get("mamba_scheduler_strategy"),
         )
     if started:
         return Flags(
@@ -117,6 +129,10 @@ def settings(info: ServerInfo | None, started: command.Launch | None, told: Mapp
             started.draft_quantization,
         )
     return Flags()
+
+
+def _not(switched_off: bool | None) -> bool | None:
+    return None if switched_off is None else not switched_off
 
 
 def _measured(seen: Seen, flags: Flags, told: Mapping[str, Any]) -> Measured | None:
@@ -165,6 +181,22 @@ def _last_logged(log: timeline.Summary) -> float | None:
     return accept["last"] if accept else None
 
 
+def _best_logged(log: timeline.Summary) -> float | None:
+    """The best acceptance length of any stretch of the log since the last start in it."""
+    began = _seconds(log.starts[-1].at) if log.starts else -math.inf
+    if began is None:
+        return None
+    return max((b["accept"] for b in log.decode["series"] if b["accept"] and b["at"] >= began), default=None)
+
+
+def _seconds(at: str | None) -> float | None:
+    """A time of the log as the buckets of its series count it."""
+    try:
+        return datetime.fromisoformat(at or "").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
 def _verifies(info: ServerInfo | None, flags: Flags, measured: Measured | None) -> bool | None:
     if measured:
         return True
@@ -186,6 +218,16 @@ def _old_code(seen: Seen) -> bool | None:
 def target_class(config: Mapping[str, Any] | None) -> str | None:
     names = (config or {}).get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def _quant_method(config: Mapping[str, Any] | None) -> str | None:
+    if config is None:
+        return None
+    for section in (config, config.get("text_config")):
+        found = section.get("quantization_config") if isinstance(section, dict) else None
+        if isinstance(found, dict):
+            return str(found.get("quant_method") or "quantised")
+    return ""
 
 
 def _default_ids(draft: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> bool | None:

@@ -182,6 +182,12 @@ def spans(section: str) -> dict[str, tuple[Version, Version]]:
     return found
 
 
+def drafting_class(architecture: str) -> str | None:
+    """The class that a target's own layers draft by, in the newest release that has one for it."""
+    found = (state["nextn"].get(architecture) for state in reversed(_states().values()))
+    return next((name for name in found if name), None)
+
+
 def first(section: str, name: str, said: Any = True) -> Version:
     """The first release that has a name, or says this of it. Raises KeyError where none does."""
     for version, state in _states().items():

@@ -43,6 +43,11 @@ class ServerInfo(BaseModel):
     attention_backend: str | None = None
     disable_cuda_graph: bool = False
     enable_flashinfer_allreduce_fusion: bool | None = None
+    enable_dp_attention: bool | None = None
+    disable_overlap_schedule: bool | None = None
+    disable_radix_cache: bool | None = None
+    mamba_scheduler_strategy: str | None = None  # 0.5.7 to 0.5.13.post1
+    mamba_radix_cache_strategy: str | None = None  # since 0.5.14
     speculative_algorithm: str | None = None
     speculative_draft_model_path: str | None = None
     speculative_draft_model_quantization: str | None = None

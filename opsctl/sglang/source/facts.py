@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from opsctl.sglang import releases
 from opsctl.sglang.diagnosis.evidence import Source, SourceFact
 from opsctl.sglang.patches import ALL, Status, finding
 from opsctl.sglang.patches.base import Settled, conflict, needed_module, not_applicable, walk
@@ -225,6 +226,43 @@ def accept_rate(tree: SourceTree) -> Fact:
     raise not_applicable("this tree logs no accept rate")
 
 
+def dp_draft_extend(tree: SourceTree) -> Fact:
+    """How many tokens the draft model's pass over what was accepted announces to the other ranks of DP attention."""
+    module = needed_module(tree, WORKERS[1])
+    for function in ast.walk(module.tree):
+        if not (isinstance(function, ast.FunctionDef) and function.name == "_draft_extend_for_decode"):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.keyword) and node.arg == "num_tokens_for_logprob_per_batch":
+                one = isinstance(node.value, ast.Constant) and node.value.value == 1
+                says = "one token of each sequence" if one else "every token of each sequence"
+                return proved(tree, module, node.value, "one" if one else "all", f"announced: {says}")
+        return proved(tree, module, function, "all", "it announces no number of its own")
+    raise not_applicable(f"{module.path} has no _draft_extend_for_decode", module.path)
+
+
+def layer_quantization(tree: SourceTree, target: str) -> Fact:
+    """Whether the target's own layer that drafts is built with the quantisation that its checkpoint says."""
+    name = releases.drafting_class(target)
+    if name is None:
+        raise not_applicable(f"{target} has no layer of its own that drafts")
+    cls = eagle3_capture(name).class_in(tree)
+    init = find_method(tree, cls, "__init__")
+    if init is None:
+        raise not_applicable(f"{name} has no __init__", cls.module.path, cls.node.lineno)
+    known = {dotted(n.targets[0]): n.value for n in ast.walk(init.node) if isinstance(n, ast.Assign)}
+    for node in ast.walk(init.node):
+        if not (isinstance(node, ast.Assign) and dotted(node.targets[0]) == "quant_config"):
+            continue
+        match node.value:
+            case ast.IfExp(test=test, orelse=ast.Constant(value=None)):
+                asked = ast.unparse(known.get(dotted(test), test))
+                if "speculative_draft_model_quantization" in asked and "quant_config" not in asked:
+                    says = f"{name} is built without it unless --speculative-draft-model-quantization is given"
+                    return proved(tree, init.module, node, "dropped", says)
+    return proved(tree, init.module, init.node, "kept", f"{name} is built with it")
+
+
 def _by_patch(tree: SourceTree, name: str, there: str, lacking: str) -> Fact:
     """A fact that is the end state of a patch."""
     found = finding(_PATCH[name], tree)
@@ -361,7 +399,10 @@ _TARGET: dict[str, Callable[[SourceTree, str], Fact]] = {
     "capture": capture,
     "layer-id-rule": layer_id_rule,
     "aux-after-reduce": aux_after_reduce,
+    "layer-quantization": layer_quantization,
 }
+# Of the worker, whatever the draft model is.
+_WORKER: dict[str, Callable[[SourceTree], Fact]] = {"dp-draft-extend": dp_draft_extend}
 DEFAULT_TARGETS = (KIMI_K25.class_name,)
 
 
@@ -371,6 +412,7 @@ class Facts:
 
     tree: SourceTree
     draft: dict[str, Fact]
+    worker: dict[str, Fact]
     targets: dict[str, dict[str, Fact]]
     effects: dict[str, Target]
 
@@ -391,6 +433,8 @@ class Facts:
             takes_layers0=holds(self.draft["layer-names"], "midlayer, layers.0"),
             ids_in_graphs=holds(self.draft["graph-layer-ids"], "configured"),
             aux_complete=holds(own.get("aux-after-reduce"), "after"),
+            layer_quantized=holds(own.get("layer-quantization"), "kept"),
+            dp_whole=holds(self.worker["dp-draft-extend"], "all"),
             checkout=self.tree.root if self.tree.commit else None,
         )
 
@@ -400,7 +444,7 @@ class Facts:
             "commit": self.tree.commit,
             "dirty": list(self.tree.dirty),
             "version": str(self.tree.version) or None,
-            "facts": [{"name": name, **fact.to_json()} for name, fact in self.draft.items()],
+            "facts": [{"name": name, **fact.to_json()} for name, fact in (self.draft | self.worker).items()],
             "targets": [
                 {"class": target, "facts": [{"name": name, **fact.to_json()} for name, fact in facts.items()]}
                 for target, facts in self.targets.items()
@@ -414,6 +458,7 @@ def gather(tree: SourceTree, targets: Iterable[str] = DEFAULT_TARGETS) -> Facts:
     return Facts(
         tree,
         {name: _told(tree, partial(read, tree)) for name, read in _DRAFT.items()},
+        {name: _told(tree, partial(read, tree)) for name, read in _WORKER.items()},
         {t: {name: _told(tree, partial(read, tree, t)) for name, read in _TARGET.items()} for t in names},
         {t: _effect(tree, t) for t in names},
     )
