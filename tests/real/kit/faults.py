@@ -57,6 +57,26 @@ def scrambled(c: Checkpoint) -> Checkpoint:
     return replace(c, tensors=c.tensors | {"lm_head.weight": (dtype, shape, b"".join(reversed(rows)))})
 
 
+def half_copied(c: Checkpoint) -> Checkpoint:
+    """`lm_head.weight` whose second half repeats the first: half of the drafts are those of other tokens."""
+    dtype, shape, data = c.tensors["lm_head.weight"]
+    return replace(c, tensors=c.tensors | {"lm_head.weight": (dtype, shape, data[: len(data) // 2] * 2)})
+
+
+def nextn_lost(c: Checkpoint) -> Checkpoint:
+    """The layer that drafts left out, as quantising tools do, although the config still counts it."""
+    return replace(c, tensors={name: t for name, t in c.tensors.items() if ".layers.8." not in name})
+
+
+def nextn_swapped(c: Checkpoint) -> Checkpoint:
+    """`eh_proj.weight` made for the hidden state first: everything fits that can be read, and every draft is wrong."""
+    name = "model.layers.8.eh_proj.weight"
+    dtype, shape, data = c.tensors[name]
+    row = len(data) // shape[0]
+    rows = (data[n + row // 2 : n + row] + data[n : n + row // 2] for n in range(0, len(data), row))
+    return replace(c, tensors=c.tensors | {name: (dtype, shape, b"".join(rows))})
+
+
 FAULTS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "layers0": layers0,
     "no-lm-head": no_lm_head,
@@ -64,6 +84,9 @@ FAULTS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "absolute-d2t": absolute_d2t,
     "dead-head": dead_head,
     "scrambled": scrambled,
+    "half-copied": half_copied,
+    "nextn-lost": nextn_lost,
+    "nextn-swapped": nextn_swapped,
 }
 
 
@@ -77,6 +100,7 @@ def make(fault: str, good: Path, out: Path) -> Path:
 
 
 def read(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder. Without a config.json there, its config is empty."""
     data = (folder / "model.safetensors").read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -86,7 +110,8 @@ def read(folder: Path) -> Checkpoint:
         name: (t["dtype"], t["shape"], data[start + t["data_offsets"][0] : start + t["data_offsets"][1]])
         for name, t in header.items()
     }
-    return Checkpoint(json.loads((folder / "config.json").read_text()), tensors)
+    config = folder / "config.json"
+    return Checkpoint(json.loads(config.read_text()) if config.exists() else {}, tensors)
 
 
 def write(checkpoint: Checkpoint, folder: Path) -> None:
