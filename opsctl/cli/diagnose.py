@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +16,8 @@ from opsctl.text import printable
 
 if TYPE_CHECKING:
     from opsctl.secret import Secret
-    from opsctl.sglang.diagnosis.hypotheses import Diagnosis
-    from opsctl.sglang.diagnosis.seen import Seen
+    from opsctl.sglang.probe.ledger import Earlier
+    from opsctl.verbs.diagnose import Found
 
 _SOURCES = {
     "probe": "the probe",
@@ -50,7 +51,7 @@ def diagnose(
     """Say why the acceptance is what it is: what was looked at, what is ruled out, the cause, and what to do."""
     from opsctl.sglang.diagnosis.gather import Asked
     from opsctl.sglang.diagnosis.hypotheses import to_json
-    from opsctl.sglang.probe.probe_store import load
+    from opsctl.sglang.probe.ledger import load
     from opsctl.verbs import diagnose as verb
     from opsctl.verbs.hosts import choose_one
 
@@ -58,19 +59,21 @@ def diagnose(
         drafter, target, log = (path and os.path.abspath(os.path.expanduser(path)) for path in (drafter, target, log))
     asked = Asked(port, drafter, target, log, load(probe) if probe else None, requests=not no_requests)
     key = _key(api_key_env)
-    if here:
-        found, seen = verb.diagnose_here(asked, key)
-    else:
-        found, seen = verb.diagnose(choose_one(inventory, host), asked, key, TERMINAL)
+    told = verb.diagnose_here(asked, key) if here else verb.diagnose(choose_one(inventory, host), asked, key, TERMINAL)
+    found, seen = told.diagnosis, told.seen
     if as_json:
         error = seen.log.first_error if seen.log else None
-        more = {"first_error": error.document() if error else None, "notes": [printable(note) for note in seen.notes]}
+        more = {
+            "first_error": error.document() if error else None,
+            "notes": [printable(note) for note in told.notes],
+            "earlier": _earlier_json(told.earlier),
+        }
         typer.echo(json.dumps(to_json(found) | more))
     else:
-        _show(found, seen)
+        _show(told)
     if seen.log and not seen.log.of_sglang and not found.symptoms:
         return Exit.FOREIGN
-    return Exit.DEGRADED if found.cause else Exit.DONE if found.sound else Exit.UNKNOWN
+    return Exit.DEGRADED if found.cause else Exit.DONE if told.sound else Exit.UNKNOWN
 
 
 def _key(name: str) -> Secret | None:
@@ -80,10 +83,36 @@ def _key(name: str) -> Secret | None:
     return Secret(value) if value else None
 
 
-def _show(found: Diagnosis, seen: Seen) -> None:
+def _earlier_json(earlier: Earlier | None) -> dict[str, Any] | None:
+    if earlier is None:
+        return None
+    entry = earlier.entry
+    return {
+        "run": entry.run, "when": entry.when.isoformat(), "target": entry.target, "length": entry.accept_length.mean,
+        "fell": earlier.fell, "differences": list(earlier.differences),
+    }  # fmt: skip
+
+
+def _told_of(earlier: Earlier) -> Iterator[str]:
+    """What the ledger has of the same draft model, for people."""
+    entry, differs = earlier.entry, "; ".join(earlier.differences) or "nothing that was looked at"
+    version = f", SGLang {entry.server.version}" if entry.server.version else ""
+    yield (
+        f"earlier      this draft model read {entry.accept_length.mean:.2f} on {entry.when:%Y-%m-%d}, {entry.target}"
+        f"{version} (run {entry.run})"
+    )
+    yield f"             differs from then: {differs}"
+    if earlier.fell:
+        yield "             it reads less now, measured in the same way: what differs is where to look"
+    elif earlier.fell is None:
+        yield "             not measured in the same way: `opsctl probe`, then again with --probe RUN, compares them"
+
+
+def _show(told: Found) -> None:
     from opsctl.sglang.diagnosis.hypotheses import Verdict
 
-    for note in seen.notes:
+    found, seen = told.diagnosis, told.seen
+    for note in told.notes:
         typer.echo(f"note: {printable(note)}")
     typer.echo(f"seen: {found.seen or 'no acceptance was measured'}")
     if m := found.measured:
@@ -105,8 +134,10 @@ def _show(found: Diagnosis, seen: Seen) -> None:
         typer.echo(f"found fine   {', '.join(fine)}")
     if other:
         typer.echo(f"not this     {', '.join(other)}")
+    for line in _told_of(told.earlier) if told.earlier else ():
+        typer.echo(printable(line))
     if found.cause is None:
-        typer.echo("nothing is wrong" if found.sound else "what is wrong, or whether anything is, is not known")
+        typer.echo("nothing is wrong" if told.sound else "what is wrong, or whether anything is, is not known")
         if found.seen is None and seen.info:
             typer.echo("  → `opsctl probe` measures the acceptance; then again")
         return

@@ -109,15 +109,46 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two results."""
-    from opsctl.sglang.probe import probe_store
+    from opsctl.sglang.probe import ledger
 
-    rows = probe_store.compare(probe_store.load(a), probe_store.load(b))
+    rows = ledger.compare(ledger.load(a), ledger.load(b))
     if as_json:
         typer.echo(json.dumps({r.name: {"a": r.a, "b": r.b, "clear": r.clear} for r in rows}))
         return
     for r in rows:
         verdict = {True: "  differs", False: "  within the uncertainty", None: ""}[r.clear]
         typer.echo(f"{r.name:32} {_number(r.a):>10} {_number(r.b):>10}{verdict}")
+
+
+@app.command("list")
+def list_(
+    host: Annotated[str | None, typer.Option("--host", help="Only of this host or address.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List what was measured before: the ledger of acceptance on this machine, the last first.
+
+    Example: opsctl probe list --host k25
+    """
+    from opsctl.sglang.probe import ledger
+
+    found, unread = ledger.entries(host)
+    if as_json:
+        told = [one.model_dump(mode="json") | {"good": one.good} for one in found]
+        typer.echo(json.dumps({"entries": told, "unread": unread}))
+        return
+    for text in unread:
+        typer.echo(f"note: {printable(text)}", err=True)
+    for one in found:
+        length, server = one.accept_length, one.server
+        draft = Path(server.draft_model or "no draft model").name
+        speed = f"{one.tokens_per_second:.1f} tok/s" if one.tokens_per_second else "-"
+        typer.echo(printable(
+            f"{one.run}  {one.target}  {length.mean:.2f} ({length.ci95[0]:.2f} to {length.ci95[1]:.2f})  {speed}  "
+            f"{draft} for {Path(server.model or '?').name}, SGLang {server.version or '?'}, "
+            f"{server.steps}/{server.topk}/{server.draft_tokens}: {one.outcome}"
+        ))  # fmt: skip
+    if not found:
+        typer.echo("nothing was measured yet: opsctl probe measures")
 
 
 def _plan(prompts: Path | None, concurrency: str, max_tokens: int, temperature: float | None) -> Plan:

@@ -183,6 +183,8 @@ class Doing:
         self.ran = not action.reads_only(item.args)
         host = Watched(self.session.user(self.task.become), self.session, timeout)
         outcome = action.run(item.args, host, item.site, self.tell)
+        if outcome.at_end and not check:
+            self.session.at_end.append(outcome.at_end)
         result = Result(
             "ok", "", dict(outcome.values), lines=outcome.lines, details=outcome.details,
             measures=dict(outcome.measures),

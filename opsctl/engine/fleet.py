@@ -46,6 +46,11 @@ class Ended:
     code: Exit
     error: OpsctlError | None = None
 
+    @property
+    def outcome(self) -> str:
+        """The word for it in the journal."""
+        return "done" if self.status == "ok" else self.status
+
 
 @dataclass(slots=True)
 class Fleet:
@@ -201,7 +206,7 @@ class Fleet:
 
     def _close_journal(self, session: Session, ended: Ended) -> None:
         """Note in the host's journal how it has ended, and let go of its lock."""
-        outcome = "done" if ended.status == "ok" else ended.status
+        outcome = ended.outcome
         why = ended.error.message if ended.error else None
         if ended.status == "unreachable" or not (session.began or session.lock):
             return
@@ -228,6 +233,11 @@ class Fleet:
 
     def _tell_end(self, session: Session, ended: Ended) -> None:
         self.ended[session.name] = ended
+        for tell in session.at_end:
+            try:
+                tell(ended.outcome)
+            except OSError as full:
+                self._note(session, "warning", f"what was measured could not be kept: {full}")
         error = ended.error
         message, hint = (str(error), error.hint) if error else ("", None)
         if ended.status in ("failed", "interrupted", "unreachable") and session.seq:

@@ -57,6 +57,7 @@ class Session:
         did_something: a task has done something on the host, be it only to look.
         resumed: the run was begun on this host before.
         after: what changes want done once the run has ended well: as whom, the task, the calls.
+        at_end: what actions want to be told of how the run has ended.
     """
 
     host: InventoryHost
@@ -79,6 +80,7 @@ class Session:
     made: set[str] = field(default_factory=set)  # folders that would be there by now, in check mode
     seq: int = 0
     after: list[tuple[bool | str | None, str, tuple[Call[Any], ...]]] = field(default_factory=list)
+    at_end: list[Callable[[str], object]] = field(default_factory=list)
     saving: list[Pending] = field(default_factory=list)  # the last checkpoint that was sent
     current: list[Pending] = field(default_factory=list)  # what is being waited for, to cancel on Ctrl-C
     guard: threading.Lock = field(default_factory=threading.Lock)

@@ -189,14 +189,24 @@ class Module(ABC, Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an action found. `failed` says why it failed, None if it did not; `measures` are what gates may use."""
+    """What an action found.
+
+    Attributes:
+        failed: why it failed, None if it did not.
+        measures: what gates may use.
+        lines: for people, who decide by them what to do next.
+        details: for those who want to know more.
+        at_end: called once it is known how the run ended on the host, with that: done, failed, rolled-back, ...
+            Raises OSError.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     failed: str | None = None
     hint: str | None = None
     measures: dict[str, float] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()  # for people, who decide by them what to do next
-    details: tuple[str, ...] = ()  # for those who want to know more
+    lines: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    at_end: Callable[[str], object] | None = None
 
 
 class Action(ABC, Generic[A]):

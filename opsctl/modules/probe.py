@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from opsctl.errors import Lost, RemoteError, Unreachable
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
+from opsctl.sglang.probe import ledger
 from opsctl.sglang.probe import measure as probing
-from opsctl.sglang.probe.on_host import concluded, reader, simulated, template_of
+from opsctl.sglang.probe.on_host import concluded, process_on, reader, template_of
 from opsctl.sglang.probe.probe_findings import word
 from opsctl.sglang.probe.prompts import built_in, read_prompts
 from opsctl.sglang.server.api import Server
@@ -74,10 +76,11 @@ class Probe(Action[ProbeArgs]):
                 return _nothing(args, "the server takes token ids only")
             template = template_of(info, reader(host))
             measured = probing.measure(server, info, plan, template, _told(progress))
-        found = concluded(
-            measured, site.host, with_key=site.sglang.api_key is not None, simulated=simulated(host, port)
-        )
-        return outcome(args, found.result, [f"{word(f.level)}: {printable(f.message)}" for f in found.findings])
+        found = concluded(measured, site.host, process_on(host, port), with_key=site.sglang.api_key is not None)
+        told = outcome(args, found.result, [f"{word(f.level)}: {printable(f.message)}" for f in found.findings])
+        # What is in service already does not depend on how the play ends.
+        of_itself = "measured" if args.if_serving else None
+        return replace(told, at_end=lambda ended: ledger.keep(found.result, site.host, of_itself or ended))
 
 
 def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outcome:
@@ -90,12 +93,30 @@ def outcome(args: ProbeArgs, result: dict[str, Any], noticed: list[str]) -> Outc
             failed="the server runs without speculation: there is no acceptance length to measure",
             hint="`opsctl server status` shows its launch flags; --speculative-algorithm is missing there",
         )
+    good, words = (None, []) if args.if_serving else _last_good(result)
     return Outcome(
-        values={"serving": True, **figures, "probe": result},
+        values={"serving": True, **figures, "at_least": good.at_least if good else ledger.ACCEPTED, "probe": result},
         measures={} if args.if_serving else figures,
-        lines=(*_lines(figures, result, args.compare_with), *(line for line in noticed if not _is_note(line))),
+        lines=(*_lines(figures, result, args.compare_with), *words, *(line for line in noticed if not _is_note(line))),
         details=tuple(filter(_is_note, noticed)),
     )
+
+
+def _last_good(result: dict[str, Any]) -> tuple[ledger.Entry | None, list[str]]:
+    """What the ledger has for a server like this one, and what is to be said of that."""
+    now = ledger.entry(result)
+    if now is None:
+        return None, []
+    kept, unread = ledger.entries()
+    good = ledger.last_good(now, kept)
+    if good is None:
+        words = f"the ledger has no good measurement like this one: at least {ledger.ACCEPTED:g} counts as accepted"
+    else:
+        words = (
+            f"last good of {one_line(good.target, 60)}: {good.accept_length.mean:.2f} on {good.when:%Y-%m-%d}, "
+            f"run {good.run}; {ledger.MARGIN:.0%} less is {good.at_least:.2f}"
+        )
+    return good, [words, *(f"the ledger: {text}" for text in unread)]
 
 
 def _is_note(line: str) -> bool:

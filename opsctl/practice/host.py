@@ -39,6 +39,7 @@ DRAFTERS = {
     "dies": "dies-after-ready",
     "oom": "oom-while-loading",
     "hangs": "hangs-while-loading",
+    "weak": "weak",  # accepts, and less than the others
 }
 
 INVENTORY = """\

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import OpsctlError, RemoteError, UsageError
-from opsctl.sglang.probe import gates, probe_store
+from opsctl.sglang.probe import gates, ledger
 from opsctl.sglang.probe.chat_template import ChatTemplate, read_template
 from opsctl.sglang.probe.measure import Plan, Progress, measure
-from opsctl.sglang.probe.on_host import Probed, concluded, reader, simulated, template_of
+from opsctl.sglang.probe.on_host import Probed, Process, concluded, process_on, reader, template_of
 from opsctl.sglang.probe.probe_result import Baseline
 from opsctl.verbs.frontend import SILENT, Frontend
 from opsctl.verbs.hosts import choose_one, on_one
@@ -101,7 +101,7 @@ def probe(
         if compare:
             with _without_speculation(reached, front) as plain:
                 baseline = _baseline(plain, plan, rendered, reached.name, told, front)
-    probed = concluded(measured, reached.name, baseline, with_key=reached.with_key, simulated=reached.simulated)
+    probed = concluded(measured, reached.name, reached.process, baseline, with_key=reached.with_key)
     judged = gates.judge(wanted, probed.result)
     probed.result["gates"] = [{"gate": str(o.gate), "value": o.value, "holds": o.holds} for o in judged]
     return Outcome(reached.name, reached.host, probed, tuple(judged), _kept(probed.result, reached.name, front))
@@ -113,7 +113,7 @@ def known_baseline(text: str) -> Baseline:
         if float(text) == 0:
             raise UsageError("a baseline of 0 tokens/s", where="--baseline")
         return Baseline(float(text))
-    result = probe_store.load(text)
+    result = ledger.load(text)
     if result["accept_length"] is not None:
         raise UsageError(
             f"{text} was measured with speculation", where="--baseline", hint="name a probe of a server without it"
@@ -130,7 +130,7 @@ class _Reached:
 
     Attributes:
         name: what its results are kept under.
-        simulated: SGLANG_SIMULATE_ACC_LEN of its process, where that can be read.
+        process: what its host tells of it.
         host, remote: the host it was reached on; None at an address.
     """
 
@@ -138,7 +138,7 @@ class _Reached:
     server: Server
     read: Callable[[str], str | None]
     with_key: bool
-    simulated: str = ""
+    process: Process = field(default_factory=Process)
     host: InventoryHost | None = None
     remote: RemoteHost | None = None
 
@@ -170,7 +170,7 @@ def _reached(where: Where, at_once: int, front: Frontend) -> Iterator[_Reached]:
         with remote.http(port) as http:
             server = Server(http, key)
             yield _Reached(
-                chosen.name, server, reader(remote), key is not None, simulated(remote, port), chosen, remote
+                chosen.name, server, reader(remote), key is not None, process_on(remote, port), chosen, remote
             )
 
 
@@ -197,7 +197,7 @@ def _given(folder: Path) -> ChatTemplate:
 
 def _kept(result: dict[str, Any], name: str, front: Frontend) -> str | None:
     try:
-        return probe_store.keep(result, name)
+        return ledger.keep(result, name)
     except OSError as error:  # the figures are worth more than keeping them
         front.say(f"warning: the result could not be kept: {error}")
         return None
@@ -258,7 +258,7 @@ def _baseline(
 ) -> Baseline:
     """Measure a server without speculation at the plan's first concurrency; the result is kept like any other."""
     measured = measure(server, server.info(), replace(plan, concurrency=plan.concurrency[:1]), template, told)
-    result = concluded(measured, name, with_key=False, simulated="").result | {"findings": []}
+    result = concluded(measured, name, Process(), with_key=False).result | {"findings": []}
     levels: dict[str, Any] = result["throughput"]
     speed = next((level["per_request"] for level in levels.values()), None)
     if result["accept_length"] is not None or not speed:

@@ -56,6 +56,12 @@ def test_every_version_gives_the_same_figures(probe: Probe, version: str) -> Non
         assert told["by_position"] == [pytest.approx(12 / 22, abs=1e-4), *[pytest.approx(6 / 22, abs=1e-4)] * 2]
     assert result["server"] == {
         "version": version,
+        "commit": None,  # of an address nothing but what the server says is known
+        "draft_digest": None,
+        "simulated": False,
+        "tp": 8,
+        "quantization": None,
+        "attention_backend": None,
         "algorithm": "EAGLE3",
         "steps": 3,
         "topk": 1,

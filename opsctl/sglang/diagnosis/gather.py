@@ -25,7 +25,7 @@ from opsctl.sglang.diagnosis.evidence import DrafterFault
 from opsctl.sglang.diagnosis.seen import Seen, settings, target_class, version_text
 from opsctl.sglang.logs import timeline
 from opsctl.sglang.probe.acceptance import Acceptance, acceptance, read_counters
-from opsctl.sglang.probe.probe_store import Result
+from opsctl.sglang.probe.ledger import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import command
 from opsctl.sglang.server.api import Server
@@ -140,9 +140,9 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
     target_config = _config(good["target"].body) if "target" in good else None
     serving = _serving(started, info, told)
     release = version_text(info, log)
-    draft_config, faults, kind = None, None, None
+    draft_config, faults, kind, digest = None, None, None, None
     if draft and "draft" in good:
-        draft_config, kind, faults = _checked(
+        draft_config, kind, digest, faults = _checked(
             draft, good["draft"], target_config, serving, release, notes, ask, target if "target" in good else None
         )
     elif not draft and serving.algorithm:
@@ -157,6 +157,7 @@ def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
         log,
         draft_config,
         kind,
+        digest,
         target_config,
         faults,
         facts,
@@ -233,8 +234,8 @@ def _checked(
     notes: list[str],
     ask: Ask,
     target_path: str | None,
-) -> tuple[Mapping[str, Any] | None, Kind, tuple[DrafterFault, ...] | None]:
-    """The drafter's config, its kind, and the findings of its check for the version that runs."""
+) -> tuple[Mapping[str, Any] | None, Kind, str, tuple[DrafterFault, ...] | None]:
+    """The drafter's config, its kind, its digest, and the findings of its check for the version that runs."""
 
     def read(call: Call[Any]) -> Reply[Any]:
         (answer,) = ask([call])
@@ -250,12 +251,12 @@ def _checked(
         notes.append(
             f"drafter: {path} is a whole model with more tensors than a draft model has, so it was not checked"
         )
-        return folder.raw_config, kind, None
+        return folder.raw_config, kind, folder.digest, None
     versions = _possible(release)
     if not versions:
         what = f"SGLang's version {release!r:.60} names no release" if release else "SGLang's version is not known"
         notes.append(f"drafter: {what}, so it was not checked")
-        return folder.raw_config, kind, None
+        return folder.raw_config, kind, folder.digest, None
     findings = [f for f in judge(case, versions).findings if f.in_outcome]
     faults = tuple(
         DrafterFault(f.check, f.verdict.value, f.subject, f.detail, f.remedy)
@@ -266,7 +267,7 @@ def _checked(
         if finding.versions != versions:
             some = ", ".join(map(str, finding.versions))
             notes.append(f"drafter: {finding.check}, if the server is SGLang {some}: {finding.detail}")
-    return folder.raw_config, kind, faults
+    return folder.raw_config, kind, folder.digest, faults
 
 
 def _possible(release: str | None) -> tuple[Version, ...]:

@@ -13,7 +13,7 @@ from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogE
 from opsctl.sglang.logs import timeline
 from opsctl.sglang.logs.blame import TROUBLES
 from opsctl.sglang.probe.acceptance import Acceptance
-from opsctl.sglang.probe.probe_store import Result
+from opsctl.sglang.probe.ledger import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import command
 from opsctl.sglang.server.served import Metrics, ServerInfo
@@ -35,6 +35,7 @@ class Seen:
     log: timeline.Summary | None
     draft_config: Mapping[str, Any] | None
     draft_kind: Kind | None
+    draft_digest: str | None
     target_config: Mapping[str, Any] | None
     faults: tuple[DrafterFault, ...] | None
     facts: Facts | None

@@ -81,6 +81,7 @@ class Measurement:
     """Everything a probe saw. skipped: (prompt id, the server's reason) of prompts it refused."""
 
     info: ServerInfo
+    plan: Plan
     templated: Templated
     levels: tuple[Level, ...]
     sampled: Level | None
@@ -120,7 +121,7 @@ def measure(
     after = server.metrics() if before else None
     own = server.info().own_accept_length
     return Measurement(
-        info, templated, levels, sampled, tuple(runner.skipped), runner.sent_tokens, load, before, after, own
+        info, plan, templated, levels, sampled, tuple(runner.skipped), runner.sent_tokens, load, before, after, own
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from opsctl.sglang.probe.acceptance import Acceptance, acceptance, by_position, rate, rate_in_log
 from opsctl.sglang.probe.measure import Level, Measurement, Sample
+from opsctl.sglang.probe.prompts import digest_of
 from opsctl.sglang.releases.version import Version
 
 # Acceptance length at 3 draft steps that published EAGLE-3 drafters of Kimi-K2.x reach: sgl-project/sglang#26506.
@@ -174,12 +175,20 @@ def to_json(m: Measurement, s: Summary) -> dict[str, Any]:
         "outputs": dict(s.outputs),
         "requests": sum(len(level.samples) for level in m.levels),
         "templated": str(m.templated),
+        "plan": {
+            "prompts": digest_of(m.plan.prompts),
+            "max_tokens": m.plan.max_tokens,
+            "concurrency": m.plan.concurrency[0],
+        },
         "server": {
             "version": info.version,
             "algorithm": info.speculative_algorithm,
             "steps": info.speculative_num_steps,
             "topk": info.speculative_eagle_topk,
             "draft_tokens": info.speculative_num_draft_tokens,
+            "tp": info.tp_size,
+            "quantization": info.quantization,
+            "attention_backend": info.attention_backend,
             "model": info.model_path,
             "draft_model": info.speculative_draft_model_path,
             "own_accept_length": _rounded(m.own_accept_length),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -53,6 +55,12 @@ class ProbePrompt:
     messages: tuple[tuple[str, str], ...] = ()  # (role, content)
     text: str | None = None
     input_ids: tuple[int, ...] = ()
+
+
+def digest_of(prompts: Sequence[ProbePrompt]) -> str:
+    """The same for the same prompts in the same order, whatever they are called: 12 hex digits."""
+    said = [(p.messages, p.text, p.input_ids) for p in prompts]
+    return hashlib.sha256(repr(said).encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def built_in() -> list[ProbePrompt]:

@@ -21,6 +21,7 @@ class Scenario:
 SCENARIOS = {
     "healthy": Scenario(),
     "strong": Scenario(accept=0.88),
+    "weak": Scenario(accept=0.5),
     "zero-acceptance": Scenario(accept=0.0),
     "oom-while-loading": Scenario(ends_in="oom"),
     "hangs-while-loading": Scenario(ends_in="hang"),
