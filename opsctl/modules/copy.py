@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.files.state import hidden
+from opsctl.agent.files.states import hidden
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.localfiles import demand_file, opened, read
 from opsctl.modules.contract import Change, FileDiff, Module, Progress, Site

@@ -18,10 +18,7 @@ from opsctl.wire.areas import module_of
 from opsctl.wire.protocol import Call, frame
 
 # What every host gets, and the loader in front of it.
-CORE = (
-    *("wire.protocol", "wire.areas", "agent.core.dispatch"),
-    *("agent.core.statedir", "agent.core.durable", "agent.core.main"),
-)
+CORE = ("wire.protocol", "wire.areas", "agent.core.dispatch", "agent.core.durable", "agent.core.main")
 LOADER = "agent.core.loader"
 MODULE = re.compile(r"(agent\.[a-z0-9_]+|wire)\.[a-z0-9_]+")  # a name that an agent may ask for
 PYTHONS = (

@@ -233,7 +233,7 @@ def test_what_a_crash_left_beside_the_file_goes_with_the_undo(tmp_path: Path) ->
     path.parent.mkdir()
     step = Step(tmp_path / "step", b"new")
     kept = undo_record.place(step, "0")
-    Path(changes.fs.beside(safepath.Place(0, "f", str(path)), kept).path).write_text("half of it")
+    Path(changes.states.beside(safepath.Place(0, "f", str(path)), kept).path).write_text("half of it")
     changes.restore(step, str(path), keep="0")
     assert os.listdir(path.parent) == []
 

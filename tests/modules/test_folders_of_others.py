@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from opsctl.agent.core import rights, undo_record
-from opsctl.agent.files import changes, look, safepath, state
+from opsctl.agent.files import changes, look, safepath, states
 from opsctl.agent.logs import logfiles, logtail
 from opsctl.agent.source import interpreter
 from opsctl.agent.stage import receive, stage
@@ -135,7 +135,7 @@ def test_an_undo_follows_no_link_that_was_planted_meanwhile(ground: Path, tmp_pa
 def test_what_lies_in_the_place_of_the_temporary_file_is_not_written_through(ground: Path, tmp_path: Path) -> None:
     step = Step(tmp_path / "step", b"ours")
     with safepath.place(str(ground / "theirs" / "f")) as at:
-        plant(Path(state.beside(at, undo_record.place(step, "0")).path), ground / "outside" / "secret")
+        plant(Path(states.beside(at, undo_record.place(step, "0")).path), ground / "outside" / "secret")
     changes.write(step, str(ground / "theirs" / "f"), mode=0o644, owner=str(OTHER), keep="0")
     assert os.listdir(ground / "theirs") == ["f"]
     assert (ground / "outside" / "secret").read_bytes() == SECRET
@@ -215,7 +215,7 @@ READERS: dict[str, Callable[[str], bytes]] = {
     "log": lambda path: b"".join(logfiles.blocks(path)),
     "last lines": lambda path: "".join(logtail.last_lines(path, 0, 9)).encode(),
     "tail": lambda path: closing_read(logtail.Tail(path, 0)),
-    "digest": lambda path: {hashlib.sha256(SECRET).hexdigest(): SECRET}.get(state.sha256(path), b""),
+    "digest": lambda path: {hashlib.sha256(SECRET).hexdigest(): SECRET}.get(states.sha256(path), b""),
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.agent.core import rights, users
-from opsctl.agent.git import checkout
+from opsctl.agent.git import ownership
 from opsctl.agent.gpu import active
 from opsctl.agent.logs.collect import bundle
 from opsctl.agent.source import launchflags, patching, patchlook, source
@@ -276,10 +276,10 @@ def test_a_clone_belongs_to_the_owner_of_the_folder_it_is_made_in(
 def test_who_is_not_root_is_refused_in_a_checkout_of_somebody_else(project: Project) -> None:
     """They would run what its configuration names as themselves; root's they may read, root can do all of it anyway."""
     give(project.clone, ANOTHER)
-    told = _as_other(lambda: checkout.owner(str(project.clone)))
+    told = _as_other(lambda: ownership.owner(str(project.clone)))
     assert "belongs to uid 65533, and we are nobody" in told
     give(project.clone, 0)
-    assert _as_other(lambda: checkout.command(str(project.clone), ["status"])) == "fine"
+    assert _as_other(lambda: ownership.command(str(project.clone), ["status"])) == "fine"
 
 
 def test_who_touches_files_as_another_user_has_none_of_roots_groups(open_folder: Path) -> None:

@@ -21,8 +21,8 @@ import pytest
 
 from opsctl.agent.core import durable, history, undo_record
 from opsctl.agent.core import journal as agent_journal
-from opsctl.agent.core.oserrors import told
-from opsctl.agent.core.statedir import state_dir
+from opsctl.agent.core.durable import state_dir
+from opsctl.agent.files.safepath import told
 from opsctl.errors import Locked, RemoteError
 from opsctl.remote import steps as journal
 from opsctl.remote.host import RemoteHost

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opsctl.agent.core import flocks, history, journal
-from opsctl.agent.core.statedir import demand_safe
+from opsctl.agent.core.durable import demand_safe
 from opsctl.agent.process import process
 from opsctl.errors import RemoteError
 from opsctl.wire.protocol import AgentError, Context

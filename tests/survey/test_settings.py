@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.process import unitname
+from opsctl.agent.process import pids
 from opsctl.engine.loader import load_playbook
 from opsctl.inventory import load
 from opsctl.localfiles import shipped
@@ -127,7 +127,7 @@ def test_a_unit_of_a_users_own_systemd_is_driven_as_that_user(tmp_path: Path) ->
     ],
 )
 def test_the_unit_by_the_control_group(group: str, unit: tuple[str | None, bool]) -> None:
-    assert unitname.of(group + "\n") == unit
+    assert pids.unit_of(group + "\n") == unit
 
 
 def test_text_from_the_host_stays_text(tmp_path: Path) -> None:

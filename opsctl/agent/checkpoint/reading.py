@@ -11,9 +11,9 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
-from opsctl.agent.checkpoint import rows, torchfile
+from opsctl.agent.checkpoint import torchfile
 from opsctl.agent.checkpoint.safetensors import MAX_TENSORS, Damaged, Entry, header_length, parse
-from opsctl.agent.files import regular
+from opsctl.agent.files import safepath
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ EMBEDDING_PLACES, EMBEDDING_LENGTH = 64, 512
 _HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 # Not that of a layer, which has one of its own in some models with MTP.
 _EMBEDDING = re.compile(r"^(?!.*\blayers\.).*?\b(embed_tokens|tok_embeddings|word_embeddings|wte)\.weight$")
+_PLACES = 240  # evenly spread, so that halves and thirds fall on each other; and as many scattered
+_SCATTER = 2654435761  # Knuth's multiplicative hash
+_BEGIN = 64  # bytes that tell rows of trained numbers apart
+_MOST_PAIRS = 64
 
 
 def gather(call: Context, path: str, full: bool = False, follow_links: bool = False) -> Reply[told.Gathered]:
@@ -64,8 +68,8 @@ def gather(call: Context, path: str, full: bool = False, follow_links: bool = Fa
                 for entry in entries:
                     _table(handle, entry, file["name"], tables, body)
                 container["samples"] = _samples(call, handle, entries, full, digest)
-                heads = [entry for entry in entries if _HEAD.search(entry.name) and rows.is_matrix(entry)]
-                container["rows"] = {entry.name: rows.alike(handle, entry) for entry in heads}
+                heads = [entry for entry in entries if _HEAD.search(entry.name) and _is_matrix(entry)]
+                container["rows"] = {entry.name: _alike_rows(handle, entry) for entry in heads}
         except Damaged as damaged:
             container["problem"] = {"code": damaged.code, "text": damaged.message}
         if room < 0:
@@ -103,9 +107,9 @@ def embedding(call: Context, path: str) -> Reply[told.Embedding]:
         try:
             with _open(path, file, follow_links=True) as handle:
                 entries, _ = _entries(handle, file, hashlib.sha256())
-                found = next((e for e in entries if _EMBEDDING.search(e.name) and rows.is_matrix(e)), None)
+                found = next((e for e in entries if _EMBEDDING.search(e.name) and _is_matrix(e)), None)
                 if found is not None:
-                    body = rows.spread(handle, found, EMBEDDING_PLACES, EMBEDDING_LENGTH)
+                    body = _spread_rows(handle, found, EMBEDDING_PLACES, EMBEDDING_LENGTH)
                     length = len(body) // EMBEDDING_PLACES
                     shape = list(found.shape)
                     return Reply({"name": found.name, "dtype": found.dtype, "shape": shape, "length": length}, body)
@@ -217,7 +221,7 @@ def _open(path: str, file: told.Entry, follow_links: bool) -> BinaryIO:
         kind = "pipe, socket or device" if file["kind"] == "other" else file["kind"]
         raise Damaged("not-a-file", "not a regular file but a %s" % kind)
     try:
-        descriptor = regular.descriptor(os.path.join(path, file["name"]))
+        descriptor = safepath.descriptor(os.path.join(path, file["name"]))
     except OSError as error:
         raise Damaged("unreadable", "cannot be opened: %s" % error.strerror) from None
     except AgentError as error:
@@ -336,6 +340,48 @@ def _exactly(handle: BinaryIO, start: int, end: int) -> bytes:
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)
+
+
+def _alike_rows(handle: BinaryIO, entry: Entry) -> told.Rows:
+    """Read rows and tell which begin as another does.
+
+    Each place is read with the row after it. Rows filled with one number, as those of padding, do not count as alike.
+    """
+    count = entry.shape[0]
+    places = {at for k in range(_PLACES) for at in (k * count // _PLACES, k * _SCATTER % count)}
+    if count <= 2 * _PLACES:
+        places = set(range(count))
+    found: Dict[bytes, List[int]] = {}
+    rows = sorted({row for place in places for row in (place, place + 1) if row < count})
+    for row in rows:
+        found.setdefault(_row(handle, entry, row, _BEGIN), []).append(row)
+    groups = [same for begin, same in found.items() if len(same) > 1 and not _filled(begin)]
+    pairs: List[Tuple[int, int]] = [(same[k - 1], same[k]) for same in groups for k in range(1, len(same))]
+    return {"read": len(rows), "alike": sum(map(len, groups)), "pairs": pairs[:_MOST_PAIRS]}
+
+
+def _spread_rows(handle: BinaryIO, entry: Entry, places: int, length: int) -> bytes:
+    """The first `length` bytes of `places` rows, evenly spread."""
+    count = entry.shape[0]
+    return b"".join(_row(handle, entry, k * count // places, length) for k in range(places))
+
+
+def _is_matrix(entry: Entry) -> bool:
+    return len(entry.shape) == 2 and entry.end > entry.start
+
+
+def _filled(begin: bytes) -> bool:
+    """Whether one number, of at most four bytes, is all there is."""
+    return all(len(set(begin[k::4])) <= 1 for k in range(4))
+
+
+def _row(handle: BinaryIO, entry: Entry, row: int, length: int) -> bytes:
+    width = (entry.end - entry.start) // entry.shape[0]
+    wanted = min(length, width)
+    found = os.pread(handle.fileno(), wanted, entry.start + row * width)
+    if len(found) < wanted:
+        raise Damaged("truncated", "the file ended while it was read")
+    return found
 
 
 CALLS: Dict[str, Callable[..., Any]] = {

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Iterator, List, cast
 
 from opsctl.agent.core import durable, flocks, runs
-from opsctl.agent.core.record import Record
+from opsctl.agent.core.runs import Record
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:

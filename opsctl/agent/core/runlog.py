@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from opsctl.agent.core import durable, flocks, runs
-from opsctl.agent.core.record import FORMAT
+from opsctl.agent.core.runs import FORMAT
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
 

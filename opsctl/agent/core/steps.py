@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Set, Tuple
 
 from opsctl.agent.core import dispatch, durable, loader, runlog, runs
-from opsctl.agent.core.record import Record, Step, settle_key
+from opsctl.agent.core.runs import Record, Step, settle_key
 from opsctl.wire import masking
 from opsctl.wire import undo as operations
 from opsctl.wire.protocol import AgentError, Context, Reply

@@ -9,8 +9,8 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, List, Optional, cast
 
-from opsctl.agent.core import dispatch, durable, flocks, loader, lock, runlog, runs, steps, supervisor, verdict
-from opsctl.agent.core.record import Record
+from opsctl.agent.core import dispatch, durable, flocks, loader, lock, runlog, runs, steps, supervisor
+from opsctl.agent.core.runs import Record
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, ProtocolError, Reply, frame, read_frame
 
@@ -40,7 +40,7 @@ def start(
     """
     todo = runlog.split_body(calls, call.body)
     runlog.own(run)
-    if verdict.current(run) is not None or os.path.exists(supervisor.events_path(run)):
+    if supervisor.verdict(run) is not None or os.path.exists(supervisor.events_path(run)):
         raise AgentError("exists", "run %s has a supervised change already" % run, run=run)
     names = [name for name, _, _ in todo]
     _import_all(run, names + [name for name, _ in (undo or []) + (settle or [])])
@@ -48,7 +48,7 @@ def start(
     try:
         # It waits for its work: a step is written ahead once there is somebody to make it, and before it is made.
         steps.announce(run, seq, task, names, undo, settle or [], shows or [])
-        verdict.prepare(run)
+        supervisor.prepare_verdict(run)
         # The events are there before the supervisor writes any: following can begin at once.
         os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         work = {"seq": seq, "calls": calls, "confirm_within": confirm_within}
@@ -102,10 +102,10 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
 
 def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: float = 20.0) -> Confirmed:
     """The change is good: keep it. With `outcome` that also ends the run. Raises conflict when it is too late."""
-    if verdict.current(run) is None and not runs.supervised(run):
+    if supervisor.verdict(run) is None and not runs.supervised(run):
         _refuse_if_undone(run, steps.whole(run))
-    decided = verdict.decide(run, verdict.CONFIRM, outcome)
-    if decided.get("verdict") != verdict.CONFIRM:
+    decided = supervisor.decide(run, supervisor.CONFIRM, outcome)
+    if decided.get("verdict") != supervisor.CONFIRM:
         raise AgentError("conflict", "too late: run %s is being or has been taken back" % run, run=run, **decided)
     if not _gone(run, timeout):
         raise AgentError("timeout", "the supervisor of run %s does not react" % run, run=run)
@@ -124,8 +124,8 @@ def revert(call: Context, run: str) -> RolledBack:
 
     Raises AgentError conflict if it was confirmed.
     """
-    decided = verdict.decide(run, verdict.REVERT)
-    if decided.get("verdict") == verdict.CONFIRM:
+    decided = supervisor.decide(run, supervisor.REVERT)
+    if decided.get("verdict") == supervisor.CONFIRM:
         raise AgentError("conflict", "run %s is confirmed; roll it back instead" % run, run=run)
     try:
         reply = follow(call, run, until="end")
@@ -146,8 +146,8 @@ def _refuse_if_undone(run: str, record: Record) -> None:
 
 
 def _decided_already(run: str) -> bool:
-    decided = verdict.current(run)
-    return decided is not None and decided.get("verdict") != verdict.CONFIRM
+    decided = supervisor.verdict(run)
+    return decided is not None and decided.get("verdict") != supervisor.CONFIRM
 
 
 def _gone(run: str, seconds: float) -> bool:

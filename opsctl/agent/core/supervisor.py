@@ -1,9 +1,15 @@
 """The process that carries a supervised change through: makes it, waits to be told that it is good, else takes the run
-back. It outlives the connection and the agent, and holds the run's and the host's locks while it lives."""
+back. It outlives the connection and the agent, and holds the run's and the host's locks while it lives.
+
+The verdict is decided once and for all, by the controller that confirms or reverts, or by the deadline: the first to
+write into the file wins; it is locked meanwhile. It is there before the change is made, so that a disk that has become
+full keeps nobody from deciding.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -12,7 +18,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Optional, Tuple
 
-from opsctl.agent.core import dispatch, durable, loader, runlog, runs, steps, verdict
+from opsctl.agent.core import dispatch, durable, loader, runlog, runs, steps
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, Reply, frame, read_frame
 
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
 
 TICK = 0.1  # seconds between looks at the verdict
 ROOM = 64 << 10  # bytes of the disk for what has to be said when it is full
+CONFIRM, REVERT, EXPIRED, FAILED = "confirm", "revert", "expired", "failed"
+_VERDICT_ROOM = 512  # bytes
 
 
 class Events(Context):
@@ -71,8 +79,8 @@ class Events(Context):
 
     def cancelled(self) -> bool:
         """Reverting is the only way to give up: a controller that goes away does not stop the change."""
-        decided = verdict.current(self._run)
-        return decided is not None and decided.get("verdict") == verdict.REVERT
+        decided = verdict(self._run)
+        return decided is not None and decided.get("verdict") == REVERT
 
 
 def main(source: BinaryIO, config: Dict[str, Any]) -> None:
@@ -110,13 +118,13 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
             reply = steps.perform(run, seq, todo, events)
     except Exception as failure:  # noqa: BLE001  whatever it was, the run is taken back and its controller told
         error = dispatch.describe(failure)
-        decided = _decide(run, verdict.FAILED)
+        decided = _decide(run, FAILED)
     else:
         deadline = _now() + confirm_within
         result, body = _masked(reply)
         events.write({"event": "applied", "result": result, "confirm_within": confirm_within}, body)
         decided = _await(run, deadline, events)
-    if error is None and decided.get("verdict") == verdict.CONFIRM:
+    if error is None and decided.get("verdict") == CONFIRM:
         account = steps.Account(run)
         account.note({"confirmed": True})  # else whoever has confirmed does so, once we are gone
         if decided.get("outcome"):
@@ -124,8 +132,8 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
         events.write({"event": "confirmed"})
         return
     # Whoever confirmed before the change was made has confirmed nothing.
-    failed = decided.get("verdict") in (verdict.FAILED, verdict.CONFIRM)
-    why = "failed" if failed else "not confirmed" if decided.get("verdict") == verdict.EXPIRED else "reverted"
+    failed = decided.get("verdict") in (FAILED, CONFIRM)
+    why = "failed" if failed else "not confirmed" if decided.get("verdict") == EXPIRED else "reverted"
     with runlog.turn(run, events, "taking it back", None):  # nobody else would do it
         report = steps.roll_back(run, events, why)
     events.write({"event": "reverted", "why": why, "error": error, "report": report})
@@ -153,6 +161,61 @@ def _fetch(run: str, name: str) -> bool:
     return name in found
 
 
+def prepare_verdict(run: str) -> None:
+    """Make room for a verdict. Raises AgentError no-space."""
+    with durable.explained():
+        fd = durable.opened(_verdict_path(run), os.O_RDWR | os.O_CREAT)
+        try:
+            durable.take_room(fd, 0, _VERDICT_ROOM)
+            durable.sync_folder(runs.folder(run))
+        finally:
+            os.close(fd)
+
+
+def decide(run: str, word: str, outcome: Optional[str] = None) -> Dict[str, Any]:
+    """Put in a verdict. Gives the one that counts: this one, or the one that was there first.
+
+    Where no verdict is expected, or it was withdrawn, there is nothing that could be confirmed: then it gives {}.
+    """
+    with durable.explained():
+        try:
+            fd = durable.opened(_verdict_path(run), os.O_RDWR | (0 if word == CONFIRM else os.O_CREAT))
+        except FileNotFoundError:
+            return {}
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            earlier = _decided(os.pread(fd, _VERDICT_ROOM, 0))
+            if earlier:
+                return earlier
+            os.pwrite(fd, durable.pack({"verdict": word, "outcome": outcome}), 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return {"verdict": word, "outcome": outcome}
+
+
+def withdraw_verdict(run: str) -> None:
+    """Have nobody confirm any more, where a verdict cannot be written."""
+    with contextlib.suppress(OSError):
+        os.unlink(_verdict_path(run))
+
+
+def verdict(run: str) -> Optional[Dict[str, Any]]:
+    """The verdict, None while there is none."""
+    try:
+        return _decided(durable.read(_verdict_path(run)))
+    except FileNotFoundError:
+        return None
+
+
+def _decided(text: bytes) -> Optional[Dict[str, Any]]:
+    return durable.unpack(text.rstrip(b"\0"))
+
+
+def _verdict_path(run: str) -> str:
+    return os.path.join(runs.folder(run), "verdict")
+
+
 def events_path(run: str) -> str:
     return os.path.join(runs.folder(run), "events")
 
@@ -160,11 +223,11 @@ def events_path(run: str) -> str:
 def _await(run: str, deadline: float, events: Events) -> Dict[str, Any]:
     while True:
         with contextlib.suppress(AgentError, OSError):  # it cannot be read: nobody has confirmed
-            decided = verdict.current(run)
+            decided = verdict(run)
             if decided is not None:
                 return decided
         if _now() >= deadline:
-            return _decide(run, verdict.EXPIRED)
+            return _decide(run, EXPIRED)
         events.flush()
         time.sleep(TICK)
 
@@ -172,9 +235,9 @@ def _await(run: str, deadline: float, events: Events) -> Dict[str, Any]:
 def _decide(run: str, word: str) -> Dict[str, Any]:
     """Decide that the run is taken back, also where that cannot be written: then nobody can confirm it any more."""
     try:
-        return verdict.decide(run, word)
+        return decide(run, word)
     except AgentError:
-        verdict.withdraw(run)
+        withdraw_verdict(run)
         return {"verdict": word}
 
 

@@ -9,10 +9,8 @@ import stat as st
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.core.undo_record import place, save
-from opsctl.agent.files import safepath
-from opsctl.agent.files import state as fs
-from opsctl.agent.files.regular import opened, whole
-from opsctl.agent.files.safepath import Place
+from opsctl.agent.files import safepath, states
+from opsctl.agent.files.safepath import Place, opened, whole
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ def _put(kept: Place, at: Place, before: State, temporary: Place) -> None:
     except OSError:
         copy(kept, temporary)
     with temporary.held() as handle:
-        fs.dress(handle, before["mode"], before["uid"], before["gid"])
+        states.dress(handle, before["mode"], before["uid"], before["gid"])
     temporary.rename(at)
     kept.unlink()  # with another name it would look like a hard link of somebody
 
@@ -81,7 +79,7 @@ def overwrite(at: Place, content: bytes, dressed: State) -> None:
         stream.truncate()
         stream.flush()
         os.fsync(fd)
-        fs.dress(fd, dressed["mode"], dressed["uid"], dressed["gid"])
+        states.dress(fd, dressed["mode"], dressed["uid"], dressed["gid"])
 
 
 def discard(call: Context, at: Place, before: State, keep: Optional[str]) -> List[str]:
@@ -93,13 +91,13 @@ def discard(call: Context, at: Place, before: State, keep: Optional[str]) -> Lis
     if before["kind"] == "dir" and os.path.ismount(at.path):
         raise AgentError("busy", "%s is a mount point" % at.path, path=at.path)
     if keep is None:
-        _delete(at, fs.beside(at))
+        _delete(at, states.beside(at))
         return []
     if before["kind"] == "file" and before["size"] <= _DIGESTED and "sha256" not in before:
         with contextlib.suppress(PermissionError):  # who may not read a file may still remove it
             before = before.copy()
-            before["sha256"] = fs.sha256(at.name, dir_fd=at.folder)
-    record: Dict[str, Any] = {"before": before, "after": fs.ABSENT.copy(), "trashed": _identity(at)}
+            before["sha256"] = states.sha256(at.name, dir_fd=at.folder)
+    record: Dict[str, Any] = {"before": before, "after": states.ABSENT.copy(), "trashed": _identity(at)}
     with safepath.place(place(call, keep)) as blob:
         save(call, keep, record)
         try:
@@ -122,7 +120,7 @@ def discard(call: Context, at: Place, before: State, keep: Optional[str]) -> Lis
                 delete(partial)
             raise
         partial.rename(blob)
-    hidden = fs.beside(at)
+    hidden = states.beside(at)
     save(call, keep, dict(record, hidden=hidden.name))
     _delete(at, hidden)
     return _told(at, copied.left, copied.apart)
@@ -161,7 +159,7 @@ def recover(blob: str, at: Place, before: State, temporary: Place) -> None:
 
 def _demand_whole(kept: Place, at: Place, before: State) -> None:
     """Raise AgentError damaged unless what was kept is what was there: it is never put in the place of a good file."""
-    now = fs.state(kept.name, "sha256" in before, dir_fd=kept.folder)
+    now = states.state(kept.name, "sha256" in before, dir_fd=kept.folder)
     if any(now.get(key) != before[key] for key in ("kind", "size", "sha256", "target") if key in before):
         what = "gone" if now["kind"] == "absent" else "damaged"
         raise AgentError("damaged", "what was kept of %s is %s; it is left as it is" % (at.path, what), path=at.path)
@@ -279,7 +277,7 @@ def copy(source: Place, target: Place) -> List[str]:
     descriptor = target.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with opened(source.name, os.O_NOFOLLOW, source.folder) as reader, os.fdopen(descriptor, "wb") as writer:
-            writer.writelines(fs.parts(reader))
+            writer.writelines(states.parts(reader))
             writer.flush()
             left = _like(reader.fileno(), descriptor)
             os.fsync(descriptor)
@@ -298,7 +296,7 @@ def _like(source: Any, target: Any) -> List[str]:
         except PermissionError:
             if not os.geteuid():
                 raise
-    left = fs.copy_xattrs(source, target)
+    left = states.copy_xattrs(source, target)
     os.chmod(target, st.S_IMODE(info.st_mode))
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
     return left

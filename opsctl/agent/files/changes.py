@@ -11,12 +11,9 @@ import os
 import stat as st
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
-from opsctl.agent.core.oserrors import told
 from opsctl.agent.core.undo_record import load, place, save
-from opsctl.agent.files import backups, replace, safepath
-from opsctl.agent.files import state as fs
-from opsctl.agent.files.regular import opened, whole
-from opsctl.agent.files.safepath import Place
+from opsctl.agent.files import backups, replace, safepath, states
+from opsctl.agent.files.safepath import Place, opened, told, whole
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -35,13 +32,13 @@ def write(
     keep: Optional[str] = None,
 ) -> State:
     """Make `path` a file with the body as its content. Mode and owner default to those it has, else 0644 and ours."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("write", path), safepath.place(path) as at:
         temporary = replace.temporary_for(call, at, keep)
         try:
             descriptor = temporary.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EROFS) or fs.of(at, False)["kind"] != "file":
+            if error.errno not in (errno.EACCES, errno.EROFS) or states.of(at, False)["kind"] != "file":
                 raise
             return replace.replace(call, at, None, mode, owner, group, expect, keep)
         try:
@@ -66,10 +63,10 @@ def adopt(
     keep: Optional[str] = None,
 ) -> State:
     """Make `path` the file that arrived as `partial` (see arrival), if its digest is right."""
-    partial, path = fs.absolute(partial), fs.absolute(path)
+    partial, path = states.absolute(partial), states.absolute(path)
     with told("put in place", path), safepath.place(partial) as arrived, safepath.place(path) as at:
         safepath.demand_ours(arrived.folder, os.path.dirname(partial))
-        if fs.sha256(arrived.name, call, arrived.folder) != sha256:
+        if states.sha256(arrived.name, call, arrived.folder) != sha256:
             arrived.unlink()
             raise AgentError("conflict", "%s is not what was sent: its digest differs" % partial, path=partial)
         if os.fstat(arrived.folder).st_dev == os.fstat(at.folder).st_dev:
@@ -92,16 +89,16 @@ def attributes(
     keep: Optional[str] = None,
 ) -> State:
     """Set mode, owner and group of a file or folder."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("change", path), safepath.place(path) as at:
-        before = fs.of(at, digest=bool(expect and "sha256" in expect))
-        fs.demand(path, before, expect)
+        before = states.of(at, digest=bool(expect and "sha256" in expect))
+        states.demand(path, before, expect)
         if before["kind"] in ("absent", "link"):
             raise AgentError("not-found", "%s is not a file or folder" % path, path=path)
-        uid, gid = fs.uid_of(owner), fs.gid_of(group)
+        uid, gid = states.uid_of(owner), states.gid_of(group)
         save(call, keep, {"before": before, "after": replace.dressed(before, mode, uid, gid)})
         _dress(at, before, mode, uid, gid)
-        return fs.of(at, digest=False)
+        return states.of(at, digest=False)
 
 
 def _dress(at: Place, before: State, mode: Optional[int], uid: int, gid: int) -> None:
@@ -113,7 +110,7 @@ def _dress(at: Place, before: State, mode: Optional[int], uid: int, gid: int) ->
         if at.planted(info):
             message = "%s is one of %d hard links to a file, in a folder that others can change: it is left as it is"
             raise AgentError("permission", message % (at.path, info.st_nlink), path=at.path)
-        fs.dress(handle, mode, uid, gid)
+        states.dress(handle, mode, uid, gid)
 
 
 def mkdir(
@@ -125,7 +122,7 @@ def mkdir(
     keep: Optional[str] = None,
 ) -> State:
     """Make a folder, and those above it that are missing (mode 0755, same owner)."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("make folder", path):
         missing: List[str] = []
         above = path
@@ -134,7 +131,7 @@ def mkdir(
             above = os.path.dirname(above)
         if not missing:
             raise AgentError("conflict", "%s exists already" % path, path=path)
-        uid, gid = fs.uid_of(owner), fs.gid_of(group)
+        uid, gid = states.uid_of(owner), states.gid_of(group)
         save(call, keep, {"made": missing})
         for folder in missing:
             with safepath.place(folder) as at:
@@ -142,10 +139,10 @@ def mkdir(
                 with at.entered() as made:
                     if os.fstat(made).st_uid != os.geteuid() or os.listdir(made):
                         raise AgentError("conflict", "%s was changed by someone else meanwhile" % folder, path=folder)
-                    fs.dress(made, 0o755 if mode is None or folder != path else mode, uid, gid)
+                    states.dress(made, 0o755 if mode is None or folder != path else mode, uid, gid)
                 at.sync()
         with safepath.place(path) as at:
-            return fs.of(at)
+            return states.of(at)
 
 
 def _exists(path: str) -> bool:
@@ -155,28 +152,28 @@ def _exists(path: str) -> bool:
 
 def link(call: Context, path: str, target: str, expect: Optional[State] = None, keep: Optional[str] = None) -> State:
     """Make `path` a symbolic link to `target`, replacing another link in one step."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("link", path), safepath.place(path) as at:
-        before = fs.of(at)
-        fs.demand(path, before, expect)
+        before = states.of(at)
+        states.demand(path, before, expect)
         if before["kind"] not in ("absent", "link"):
             raise AgentError("exists", "%s is a %s; only a link is replaced by a link" % (path, before["kind"]))
         led = before["kind"] == "link" and os.path.exists(path)
         save(call, keep, {"before": before, "after": {"kind": "link", "target": target}, "led": led})
         replace.put_link(at, target, replace.temporary_for(call, at, keep))
-        return fs.of(at)
+        return states.of(at)
 
 
 def remove(call: Context, path: str, expect: Optional[State] = None, keep: Optional[str] = None) -> State:
     """Make `path` absent. With `keep` it is moved into the journal, whole; else it is deleted."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("remove", path), safepath.there(path) as at:
-        before = fs.of(at, digest=bool(expect and "sha256" in expect)) if at else fs.ABSENT.copy()
+        before = states.of(at, digest=bool(expect and "sha256" in expect)) if at else states.ABSENT.copy()
         if before["kind"] == "absent" and not expect:
             return before
-        fs.demand(path, before, expect)
+        states.demand(path, before, expect)
         said = backups.discard(call, at, before, keep) if at else []
-        now = fs.ABSENT.copy()
+        now = states.ABSENT.copy()
         if said:
             now["warning"] = "; ".join(said)
         return now
@@ -184,7 +181,7 @@ def remove(call: Context, path: str, expect: Optional[State] = None, keep: Optio
 
 def restore(call: Context, path: str, keep: str) -> Restored:
     """Put `path` back as it was before the change that kept `keep`; a third party's later change is a conflict."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     record = load(call, keep)
     with told("restore", path):
         if record and "made" in record:
@@ -203,7 +200,7 @@ def needs(call: Context, path: str, keep: str) -> List[str]:
     record = load(call, keep)
     if not record or not record.get("led"):
         return []
-    path, target = fs.absolute(path), record["before"]["target"]
+    path, target = states.absolute(path), record["before"]["target"]
     if os.path.exists(os.path.join(os.path.dirname(path), target)):
         return []
     return ["%s would lead to %s again, which is gone" % (path, target)]
@@ -228,12 +225,12 @@ def foreseen(call: Context, path: str, keep: str) -> Optional[Foreseen]:
     before, after = record["before"], record["after"]
     if before.get("sha256") == after.get("sha256"):
         return None
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("read", path), safepath.there(path) as at, safepath.place(place(call, keep)) as kept:
-        now = fs.of(at, digest=False) if at else fs.ABSENT.copy()
+        now = states.of(at, digest=False) if at else states.ABSENT.copy()
         if any(one["kind"] not in ("file", "absent") or one.get("size", 0) > _SHORT for one in (now, before, after)):
             return None
-        now = fs.of(at) if at else now
+        now = states.of(at) if at else now
         return Foreseen(_ours(now, before, after), _content(at, now), _content(kept, before))
 
 
@@ -246,8 +243,8 @@ def _content(at: Optional[Place], state: State) -> Optional[bytes]:
 
 def _restore(call: Context, at: Place, keep: str, record: Dict[str, Any], temporary: Place) -> bool:
     before, after = record["before"], record["after"]
-    now = fs.of(at, digest="sha256" in before or bool(after and "sha256" in after))
-    if backups.untouched(at, record) if record.get("trashed") else not fs.differs(now, before):
+    now = states.of(at, digest="sha256" in before or bool(after and "sha256" in after))
+    if backups.untouched(at, record) if record.get("trashed") else not states.differs(now, before):
         backups.tidy(at, record)
         return False
     if after is not None and not _ours(now, before, after):
@@ -259,8 +256,8 @@ def _restore(call: Context, at: Place, keep: str, record: Dict[str, Any], tempor
 
 def _ours(now: State, before: State, after: State) -> bool:
     if after["kind"] in ("absent", "link"):
-        return not fs.differs(now, after) and now["kind"] == after["kind"]
-    return fs.between(now, before, after)
+        return not states.differs(now, after) and now["kind"] == after["kind"]
+    return states.between(now, before, after)
 
 
 def _put_back(

@@ -14,11 +14,8 @@ import os
 import stat as st
 from typing import TYPE_CHECKING, Dict, List, Optional
 
-from opsctl.agent.core.oserrors import told
-from opsctl.agent.files import safepath
-from opsctl.agent.files import state as fs
-from opsctl.agent.files.regular import opened, whole
-from opsctl.agent.files.safepath import Place
+from opsctl.agent.files import safepath, states
+from opsctl.agent.files.safepath import Place, opened, told, whole
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
@@ -42,12 +39,12 @@ def stat(
     With `follow` a symbolic link is resolved; the state then has the `real` path. It also has what would keep a change
     from being made; `owner` and `group`: whom it may be given to.
     """
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("look at", path):
         real = safepath.resolved(path) if follow else path
         body = b""
         with safepath.there(real) as at:
-            found = fs.of(at, False) if at else fs.ABSENT.copy()
+            found = states.of(at, False) if at else states.ABSENT.copy()
             if at and found["kind"] == "file" and found["size"] <= content:
                 with opened(at.name, os.O_NOFOLLOW, at.folder) as stream:
                     data, info = whole(stream, content + 1), os.fstat(stream.fileno())
@@ -57,7 +54,7 @@ def stat(
                 else:
                     body, found["content"] = data, True
             elif at and found["kind"] == "file" and digest:
-                found["sha256"] = fs.sha256(at.name, call, at.folder)
+                found["sha256"] = states.sha256(at.name, call, at.folder)
             foresee(real, at, found, owner, group)
     if follow:
         found["real"] = real
@@ -66,7 +63,7 @@ def stat(
 
 def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Reply[Part]:
     """Up to `limit` bytes from `offset` (negative: from the end) and the size of the whole."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     with told("read", path), opened(path) as stream:
         size = stream.seek(0, os.SEEK_END)
         start = max(0, size + offset) if offset < 0 else offset
@@ -76,7 +73,7 @@ def read(call: Context, path: str, offset: int = 0, limit: int = 1 << 20) -> Rep
 
 def tree(call: Context, path: str, digest: bool = True, owner: Owner = None, group: Owner = None) -> Tree:
     """States of a folder and of everything below it, by relative path. Links are listed, not followed."""
-    path = fs.absolute(path)
+    path = states.absolute(path)
     entries: Dict[str, State] = {}
 
     def visit(folder: int, above: str) -> None:
@@ -87,9 +84,9 @@ def tree(call: Context, path: str, digest: bool = True, owner: Owner = None, gro
             at = Place(folder, name, os.path.join(path, above, name))
             with told("look at", at.path):
                 try:
-                    found = fs.of(at, digest, call)
+                    found = states.of(at, digest, call)
                 except PermissionError:  # perhaps nobody wants to change it
-                    found = fs.of(at, False)
+                    found = states.of(at, False)
                 entries[os.path.join(above, name)] = found
                 found["barred"] = barred(at, found, shut, owner, group)
                 if found["kind"] == "dir":
@@ -97,7 +94,7 @@ def tree(call: Context, path: str, digest: bool = True, owner: Owner = None, gro
                         visit(below, os.path.join(above, name))
 
     with told("list", path), safepath.there(path) as at:
-        top = fs.of(at, False) if at else fs.ABSENT.copy()
+        top = states.of(at, False) if at else states.ABSENT.copy()
         foresee(path, at, top, owner, group)
         if at and top["kind"] == "dir":
             with at.entered() as folder:
@@ -201,7 +198,7 @@ def _fixed(at: Place, found: State) -> Optional[Bar]:
 def _kept(at: Place, found: State, owner: Owner, group: Owner) -> Optional[Bar]:
     """Why it cannot be given to an owner and group."""
     try:
-        uid, gid = fs.uid_of(owner), fs.gid_of(group)
+        uid, gid = states.uid_of(owner), states.gid_of(group)
     except AgentError as error:
         return [error.kind, error.message]
     us = os.geteuid()
@@ -225,7 +222,7 @@ def _begun(folder: int, name: str) -> int:
 
     Another run may finish or remove it meanwhile.
     """
-    prefix = fs.hidden(name, "").rpartition("-")[0]
+    prefix = states.hidden(name, "").rpartition("-")[0]
     total = 0
     try:
         names = os.listdir("/proc/self/fd/%d" % folder)

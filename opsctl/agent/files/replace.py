@@ -7,8 +7,7 @@ import os
 from typing import TYPE_CHECKING, List, Optional
 
 from opsctl.agent.core.undo_record import place, save
-from opsctl.agent.files import backups
-from opsctl.agent.files import state as fs
+from opsctl.agent.files import backups, states
 from opsctl.agent.files.safepath import Place
 from opsctl.wire.protocol import AgentError, Context
 
@@ -27,11 +26,11 @@ def replace(
     keep: Optional[str],
 ) -> State:
     """Make `at` the file `temporary`, or write the call's body into it where there is none. Gives its new state."""
-    before = fs.of(at)
-    fs.demand(at.path, before, expect)
+    before = states.of(at)
+    states.demand(at.path, before, expect)
     if before["kind"] not in ("absent", "file"):
         raise AgentError("exists", "%s is a %s, not a file" % (at.path, before["kind"]), path=at.path)
-    uid, gid = fs.uid_of(owner), fs.gid_of(group)
+    uid, gid = states.uid_of(owner), states.gid_of(group)
     new: State = {"kind": "file", "mode": 0o644, "uid": os.geteuid(), "gid": -1}
     bare = before if before["kind"] == "file" else new
     after = dressed(bare, mode, uid, gid)
@@ -49,7 +48,7 @@ def replace(
             if before["kind"] != "file":
                 raise
             return _in_place(call, at, _content(fd), before, after, keep)
-        given, after = after, fs.of(temporary)
+        given, after = after, states.of(temporary)
         after["uid"], after["mode"] = given["uid"], given["mode"]
         save(call, keep, {"before": before, "after": after})
         os.fsync(fd)
@@ -87,7 +86,7 @@ def _dress_new(fd: int, at: Place, before: State, after: State) -> List[str]:
         with at.held() as old:
             if os.stat(old).st_uid != before["uid"]:
                 raise AgentError("conflict", "%s was changed by someone else meanwhile" % at.path, path=at.path)
-            lost = fs.copy_xattrs(old, fd)
+            lost = states.copy_xattrs(old, fd)
     os.fchmod(fd, after["mode"])
     return lost
 
@@ -108,7 +107,7 @@ def put_link(at: Place, target: str, temporary: Place) -> None:
 
 def temporary_for(call: Context, at: Place, keep: Optional[str]) -> Place:
     """The name of what is renamed to `at`, free: what a crash left there is removed."""
-    temporary = fs.beside(at, None if keep is None else place(call, keep))
+    temporary = states.beside(at, None if keep is None else place(call, keep))
     if temporary.exists():
         backups.delete(temporary)
     return temporary
@@ -133,7 +132,7 @@ def _in_place(call: Context, at: Place, content: bytes, before: State, after: St
         backups.image(at, place(call, keep), shared=False)
         save(call, keep, {"before": before, "after": None})  # cut half way, the content is neither of the two
     backups.overwrite(at, content, after)
-    now = fs.of(at)
+    now = states.of(at)
     save(call, keep, {"before": before, "after": now})
     now["warning"] = "%s could not be replaced in one step (a mount point?); it was overwritten" % at.path
     return now

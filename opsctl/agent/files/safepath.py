@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import grp
 import os
 import pwd
 import stat as st
-from typing import Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import BinaryIO, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from opsctl.agent.core import durable
+from opsctl.agent.core import durable, users
+from opsctl.agent.core.dispatch import KINDS
 from opsctl.wire.protocol import AgentError
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # as in Linux
+_NAMES = {
+    st.S_IFDIR: "a folder",
+    st.S_IFIFO: "a pipe",
+    st.S_IFSOCK: "a socket",
+    st.S_IFCHR: "a device",
+    st.S_IFBLK: "a device",
+}
 
 
 class Place(NamedTuple):
@@ -168,7 +175,8 @@ def changeable_by_others(info: os.stat_result) -> bool:
         return True
     if info.st_mode & st.S_ISVTX:  # others may add names, but rename only their own
         return False
-    return bool(info.st_mode & st.S_IWOTH or (info.st_mode & st.S_IWGRP and not _private(info.st_uid, info.st_gid)))
+    group = info.st_mode & st.S_IWGRP and info.st_gid and not durable.private_group(info)
+    return bool(info.st_mode & st.S_IWOTH or group)
 
 
 def changers(path: str) -> Set[int]:
@@ -209,17 +217,6 @@ def demand_ours(folder: int, path: str) -> None:
         message = "others than %s can change %s: it belongs to %s, mode %04o"
         values = (we, path, user(info.st_uid), st.S_IMODE(info.st_mode))
         raise AgentError("permission", message % values, path=path)
-
-
-def _private(uid: int, gid: int) -> bool:
-    """Whether a group is root's, or the one of its own that many systems give each user."""
-    if gid == 0:
-        return True
-    with contextlib.suppress(KeyError):
-        group = grp.getgrgid(gid)
-        user = pwd.getpwuid(uid).pw_name
-        return group.gr_name == user and set(group.gr_mem) <= {user}
-    return False
 
 
 def _demand_trusted(folder: int, link: os.stat_result, path: str) -> None:
@@ -289,3 +286,71 @@ def user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def descriptor(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> int:
+    """A regular file, open to be read. Raises OSError, AgentError invalid for anything else.
+
+    What it is is asked of the open file: between a look at a name and its opening, another thing may have got the name.
+    Where somebody else decides what the path leads to, root reads with their rights: by a link of theirs it gets no
+    file that they cannot read. Raises AgentError permission where it cannot be told who that is.
+    """
+    if dir_fd is not None or os.geteuid():
+        return _opened(path, flags, dir_fd)
+    path = os.path.join(os.getcwd(), path)
+    try:
+        with place(path if flags & os.O_NOFOLLOW else resolved(path)) as at:
+            fd = _opened(at.name, flags | os.O_NOFOLLOW, at.folder, path)
+            if not at.planted(os.fstat(fd)):
+                return fd
+            os.close(fd)
+            uid = os.fstat(at.folder).st_uid
+    except AgentError as error:
+        if error.fields.get("user") is None:
+            raise
+        uid = error.fields["user"]
+    if not uid:
+        raise AgentError("permission", "%s may be a hard link that somebody has put there" % path, path=path)
+    with users.acting(users.user(uid, uid)):
+        return _opened(path, flags, None)
+
+
+def _opened(path: str, flags: int, dir_fd: Optional[int], shown: str = "") -> int:
+    shown = shown or path
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, shown) from None
+    kind = st.S_IFMT(os.fstat(fd).st_mode)
+    if kind != st.S_IFREG:
+        os.close(fd)
+        raise AgentError("invalid", "%s is %s, not a file" % (shown, _NAMES.get(kind, "no file")), path=shown)
+    return fd
+
+
+def opened(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> BinaryIO:
+    """The same as a stream without a buffer."""
+    return os.fdopen(descriptor(path, flags, dir_fd), "rb", buffering=0)
+
+
+def whole(stream: BinaryIO, limit: int) -> bytes:
+    """What is left of a file, at most `limit` bytes of it."""
+    parts = []
+    while limit > 0:
+        part = stream.read(min(limit, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def told(doing: str, path: str) -> Iterator[None]:
+    """Turns an OSError inside into an AgentError that says what was being done to which path."""
+    try:
+        yield
+    except OSError as error:
+        kind = KINDS.get(error.errno or 0, "failed")
+        text = "cannot %s %s: %s" % (doing, path, error.strerror or error)
+        raise AgentError(kind, text, path=path, errno=error.errno) from error

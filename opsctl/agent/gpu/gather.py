@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, cast
 
-from opsctl.agent.core import durable, statedir
+from opsctl.agent.core import durable
 from opsctl.agent.gpu import process_table, smi, surroundings
 from opsctl.agent.process import detached, pids
 from opsctl.wire.protocol import AgentError, Context
@@ -196,9 +196,9 @@ def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> KernelLog:
 
 def _started_here() -> List[ServerRecord]:
     """Our records of what we started in sessions of their own; adopted processes may share theirs with a shell."""
-    folder = os.path.join(statedir.base(), "processes")  # looked at only: nothing is made on the host
+    folder = os.path.join(durable.base(), "processes")  # looked at only: nothing is made on the host
     with contextlib.suppress(AgentError):  # where others can write, no record proves anything
-        statedir.demand_safe(folder)
+        durable.demand_safe(folder)
         return _recorded(folder)
     return []
 

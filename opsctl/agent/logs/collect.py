@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from opsctl.agent.core import dispatch, rights
-from opsctl.agent.git import checkout
+from opsctl.agent.git import ownership
 from opsctl.agent.logs import logfiles
 from opsctl.agent.logs.logtail import begin_of, file_of
 from opsctl.wire.protocol import AgentError, Context
@@ -264,7 +264,7 @@ def read(call: Context, part: Part, entry: Entry, deadline: float, root: str, te
         yield from _command(call, argv, dict(rights.environment(who), LC_ALL="C"), "/", entry, deadline)
         return
     if "git" in part:
-        command = checkout.command(part["tree"], part["git"])
+        command = ownership.command(part["tree"], part["git"])
         yield from _command(call, command.argv, dict(command.env, PAGER="cat"), "/", entry, deadline)
         return
     if "call" in part:

@@ -15,7 +15,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Generator, List, Optional
 
-from opsctl.agent.files.regular import descriptor
+from opsctl.agent.files.safepath import descriptor
 from opsctl.agent.logs.logtail import Tail
 from opsctl.wire.protocol import AgentError, Context
 from opsctl.wire.redact import MAX_LINE, Redactor

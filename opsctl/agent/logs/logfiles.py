@@ -8,7 +8,7 @@ import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Iterator, List, Optional
 
-from opsctl.agent.files.regular import descriptor
+from opsctl.agent.files.safepath import descriptor
 from opsctl.wire import log_source
 from opsctl.wire.protocol import AgentError, Context
 

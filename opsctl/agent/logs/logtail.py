@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import BinaryIO, List, Optional
 
-from opsctl.agent.files.regular import opened
+from opsctl.agent.files.safepath import opened
 from opsctl.wire.protocol import AgentError
 from opsctl.wire.redact import Redactor
 

@@ -1,4 +1,4 @@
-"""Who a process is, from /proc: its number, since when it runs, its command line, whose it is.
+"""Who a process is, from /proc: its number, since when it runs, its command line, whose it is, what unit it is in.
 
 A pid alone is never enough, since pids are used again. `root`: where the file system of this machine is mounted.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import signal as signals
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
@@ -14,6 +15,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from opsctl.agent.process import ports
 
 _LONGEST = 1 << 21  # bytes: the kernel allows a command line of 2 MiB (ARG_MAX with the usual stack)
+# Services that processes live in without being what the service is for: a login, a job.
+_NOT_SERVING = ("user@", "ssh", "cron", "atd", "systemd-", "docker", "containerd", "getty@", "supervisor")
+_OF_A_USER = re.compile(r"/user@\d+\.service/(?:[^\n]*?/)?([^/\n]+\.service)(?:/|$)", re.M)
+_OF_THE_SYSTEM = re.compile(r"/([^/\n]+\.service)(?:/|$)", re.M)
 
 
 class Process(NamedTuple):
@@ -135,6 +140,21 @@ def family(pid: int) -> List[int]:
 def group_of(pid: int) -> str:
     """Its control groups, as the kernel tells them; empty if it is gone."""
     return text(pid, "cgroup")
+
+
+def unit_of(group: str) -> Tuple[Optional[str], bool]:
+    """The unit that a control group belongs to, None for none; and whether it is one of a user's own systemd."""
+    of_a_user = _OF_A_USER.search(group)
+    found = of_a_user or _OF_THE_SYSTEM.search(group)
+    if found is None or found.group(1).startswith(_NOT_SERVING):
+        return None, False
+    return found.group(1), of_a_user is not None
+
+
+def container_of(group: str) -> Optional[str]:
+    """The id of the container that a control group belongs to; None for none."""
+    found = re.search(r"(?:docker|libpod|cri-containerd)[-/]([0-9a-f]{12,64})", group)
+    return found.group(1) if found else None
 
 
 def executable(pid: int) -> Optional[str]:

@@ -18,10 +18,10 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, cast
 
 from opsctl.agent.core import durable
-from opsctl.agent.core.oserrors import told
 from opsctl.agent.core.undo_record import load, save
 from opsctl.agent.files import safepath
-from opsctl.agent.files.state import absolute
+from opsctl.agent.files.safepath import told
+from opsctl.agent.files.states import absolute
 from opsctl.agent.gpu import vram
 from opsctl.agent.logs.logtail import last_lines
 from opsctl.agent.process import pids

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from opsctl.agent.core.http_request import request
-from opsctl.agent.files.state import absolute
+from opsctl.agent.files.states import absolute
 from opsctl.agent.logs.logtail import Tail, begin_of, last_lines
 from opsctl.agent.process import container, pids, process, service
 from opsctl.wire.protocol import AgentError, Context

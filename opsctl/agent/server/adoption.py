@@ -6,15 +6,16 @@ processes, and when all that starts it again could be read. Everything else is t
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, List, Optional, cast
 
-from opsctl.agent.process import pids, unitname, units
+from opsctl.agent.process import pids, service
 from opsctl.wire import command_line
-from opsctl.wire.protocol import Context
+from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
-    from opsctl.wire.calls.process import Listener
+    from opsctl.wire.calls.process import Listener, Service, Unit
 
 # By the name that the kernel has of them: each starts its child again, or ends with it.
 _MANAGERS = ("supervisord", "circusd", "runsv", "s6-supervise", "slurmstepd")
@@ -42,7 +43,7 @@ def listening(call: Context, port: int) -> Optional[Listener]:
         "server": first is not None,
         "user": None if uid is None else pids.user_name(uid),
         "began": pids.began(seen),
-        "service": units.running(call, seen.pid),
+        "service": _service_of(call, seen.pid),
         "obstacle": obstacle(seen) if first is not None else None,
     }
 
@@ -106,7 +107,7 @@ def _other_world(pid: int) -> Optional[str]:
         except OSError:
             return "its %s namespace cannot be read" % kind
         if theirs != os.readlink("/proc/self/ns/" + kind):
-            container = unitname.container(pids.group_of(pid))
+            container = pids.container_of(pids.group_of(pid))
             return "it runs in container %s" % container[:12] if container else "it runs in a container"
     return None
 
@@ -144,3 +145,19 @@ def _unrecorded(pid: int) -> Optional[str]:
     except OSError:
         there = False
     return None if there else "its working folder is no longer there"
+
+
+def _service_of(call: Context, pid: int) -> Optional[Service]:
+    """The unit whose service this process is, or a child of it; None where it merely lives there.
+
+    A unit of another user's systemd, which cannot be asked, is taken for what it seems.
+    """
+    unit, user = pids.unit_of(pids.group_of(pid))
+    if unit is None:
+        return None
+    seen: Optional[Unit] = None
+    with contextlib.suppress(AgentError):
+        seen = service.show(call, unit, user)
+    if seen is None or seen.get("LoadState") != "loaded":
+        return {"unit": unit, "user": user} if user else None
+    return {"unit": unit, "user": user} if int(seen.get("MainPID") or 0) in pids.ancestors(pid) else None

@@ -11,8 +11,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
-from opsctl.agent.git import checkout
-from opsctl.agent.process import pids, unitname
+from opsctl.agent.git import ownership
+from opsctl.agent.process import pids
 from opsctl.agent.source import interpreter
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context
@@ -61,7 +61,7 @@ def _server(pid: int) -> Optional[ServerProcess]:
         return None
     environment = pids.environment(pid)
     group = pids.group_of(pid)
-    unit, user_unit = unitname.of(group)
+    unit, user_unit = pids.unit_of(group)
     log = _log(pid)
     cwd = pids.link(pid, "cwd")
     return {
@@ -84,7 +84,7 @@ def _server(pid: int) -> Optional[ServerProcess]:
         else {k: v for k, v in environment.items() if ENVIRONMENT.match(k) and not _SECRET.search(k)},
         "unit": unit,
         "user_unit": user_unit,
-        "container": unitname.container(group),
+        "container": pids.container_of(group),
         "log": log,
         "log_size": _size(log),
         "boot": pids.boot_id(),
@@ -131,7 +131,7 @@ def _commit(package: str) -> Optional[str]:
     said = []
     for words in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]):
         try:
-            git = checkout.command(package, words)
+            git = ownership.command(package, words)
             done = subprocess.run(
                 git.argv,
                 env=git.env,

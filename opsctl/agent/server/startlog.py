@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Optional, cast
 
 from opsctl.agent.core import durable, runs
 from opsctl.agent.core.undo_record import save
-from opsctl.agent.files.state import absolute
+from opsctl.agent.files.states import absolute
 from opsctl.agent.logs.logtail import Tail, begin_of, file_of
 from opsctl.agent.process import service
 from opsctl.agent.process.wait import log_of

@@ -12,10 +12,9 @@ import tempfile
 import zlib
 from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
-from opsctl.agent.core.oserrors import told
 from opsctl.agent.core.users import User
-from opsctl.agent.files.regular import descriptor
-from opsctl.agent.git import checkout
+from opsctl.agent.files.safepath import descriptor, told
+from opsctl.agent.git import ownership
 from opsctl.agent.source.source import run
 from opsctl.wire.protocol import AgentError, Context, Reply
 
@@ -126,7 +125,7 @@ def _alone(scratch: str) -> Dict[str, str]:
 def _merging(root: str, scratch: str, work: str) -> Optional[Dict[str, str]]:
     """What makes git see the copy as a checkout with the tree's objects, and an index of the copied files."""
     try:
-        asking = checkout.command(root, ["rev-parse", "--git-path", "objects"])
+        asking = ownership.command(root, ["rev-parse", "--git-path", "objects"])
     except AgentError as error:
         if error.kind == "not-found":
             return None
@@ -150,7 +149,7 @@ def _git(
     folder: str, words: List[str], env: Dict[str, str], stdin: bytes = b"", check: bool = False
 ) -> "subprocess.CompletedProcess[bytes]":
     """git in our own scratch folder, whose configuration is ours."""
-    command = checkout.command_of(User(os.geteuid(), os.getegid()), folder, words)
+    command = ownership.command_of(User(os.geteuid(), os.getegid()), folder, words)
     return run(command.argv, dict(command.env, **env), stdin=stdin, check=check)
 
 

@@ -8,12 +8,11 @@ import zlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.core import runs
-from opsctl.agent.core.record import Record
+from opsctl.agent.core.runs import Record
 from opsctl.agent.core.steps import Nested
 from opsctl.agent.core.undo_record import load, save
-from opsctl.agent.files import changes
-from opsctl.agent.files import state as fs
-from opsctl.agent.files.regular import opened, whole
+from opsctl.agent.files import changes, states
+from opsctl.agent.files.safepath import opened, whole
 from opsctl.agent.source import source
 from opsctl.wire.protocol import AgentError, Context, Reply
 
@@ -47,7 +46,7 @@ def apply(
         offset += edit["size"] or 0
     places = [_inside(root, edit["path"]) for edit in edits]
     for place, edit in zip(places, edits):
-        fs.demand(place, fs.state(place), _state(edit["before"]))
+        states.demand(place, states.state(place), _state(edit["before"]))
     save(call, RECORD, dict(about or {}, root=root, paths=[edit["path"] for edit in edits], places=places))
     try:
         for number, (place, edit, content) in enumerate(zip(places, edits, parts)):
@@ -150,7 +149,7 @@ def _prove(
 ) -> None:
     written = [edit["path"] for edit in edits if edit["size"] is not None]
     for edit, content in zip(edits, parts):
-        now = fs.state(_inside(root, edit["path"])).get("sha256")
+        now = states.state(_inside(root, edit["path"])).get("sha256")
         if now != (None if edit["size"] is None else hashlib.sha256(content).hexdigest()):
             raise AgentError("conflict", "%s is not what was written" % edit["path"], path=edit["path"])
     compiled = source.compile_files(root, [path for path in written if path.endswith(".py")], python)
@@ -174,7 +173,7 @@ def _restore(call: Context, places: List[str]) -> List[AgentError]:
 
 
 def _state(sha256: Optional[str]) -> State:
-    return fs.ABSENT.copy() if sha256 is None else {"kind": "file", "sha256": sha256}
+    return states.ABSENT.copy() if sha256 is None else {"kind": "file", "sha256": sha256}
 
 
 def _inside(root: str, path: str) -> str:

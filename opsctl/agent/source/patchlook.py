@@ -12,7 +12,7 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from opsctl.agent.files.regular import opened, whole
+from opsctl.agent.files.safepath import opened, whole
 from opsctl.agent.server import servers
 from opsctl.agent.source import source
 from opsctl.wire import command_line

@@ -17,9 +17,8 @@ import zlib
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from opsctl.agent.core import rights
-from opsctl.agent.core.oserrors import told
-from opsctl.agent.files.regular import opened, whole
-from opsctl.agent.git import checkout
+from opsctl.agent.files.safepath import opened, told, whole
+from opsctl.agent.git import ownership
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
@@ -306,7 +305,7 @@ def _committed(root: str, prefix: str, paths: Iterable[str]) -> Iterator[Tuple[s
 
 
 def _git(root: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
-    command = checkout.command(root, list(words))
+    command = ownership.command(root, list(words))
     return run(command.argv, command.env, check=False)
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
-from opsctl.agent.files.regular import opened, whole
+from opsctl.agent.files.safepath import opened, whole
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:

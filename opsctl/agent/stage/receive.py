@@ -16,8 +16,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from opsctl.agent.core.oserrors import told
-from opsctl.agent.files import regular, safepath
+from opsctl.agent.files import safepath
+from opsctl.agent.files.safepath import told
 from opsctl.wire.chunking import DIGEST, block_digests, spans_of
 from opsctl.wire.protocol import AgentError, Context
 
@@ -159,7 +159,7 @@ def notes(folder: str) -> str:
 
 
 def _noted(folder: str) -> Iterator[Landed]:
-    with contextlib.suppress(OSError, AgentError), os.fdopen(regular.descriptor(notes(folder)), "rb") as file:
+    with contextlib.suppress(OSError, AgentError), os.fdopen(safepath.descriptor(notes(folder)), "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError):  # a cut run may leave half a line
                 name, start, end, mtime, digests = json.loads(line)

@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from opsctl.agent.core import durable
-from opsctl.agent.files import regular, safepath
+from opsctl.agent.files import safepath
 from opsctl.agent.process import pids
 from opsctl.wire.chunking import DIGEST, blocks_in, spans_of
 from opsctl.wire.protocol import AgentError, Context
@@ -150,7 +150,7 @@ def blocks(release: Held) -> List[bytes]:
     if told is None or list(told["files"]) != list(release["files"]):
         return []
     try:
-        with regular.opened(os.path.join(release["path"], BLOCKS)) as stream:
+        with safepath.opened(os.path.join(release["path"], BLOCKS)) as stream:
             data = stream.read()
     except (OSError, AgentError):
         return []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 from opsctl.agent.checkpoint import reading
 from opsctl.agent.core import durable
-from opsctl.agent.files import regular
+from opsctl.agent.files import safepath
 from opsctl.wire.chunking import (
     BLOCK_DIGEST,
     block_digests,
@@ -138,7 +138,7 @@ def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]
 
 def shown(path: str) -> io.FileIO:
     """A file that is to be part of a release, which everybody may read; never one that a link's owner may not read."""
-    return io.FileIO(regular.descriptor(path))
+    return io.FileIO(safepath.descriptor(path))
 
 
 def workers() -> int:

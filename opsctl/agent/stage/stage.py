@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from opsctl.agent.core import durable, undo_record
-from opsctl.agent.core.oserrors import told
 from opsctl.agent.files import changes, safepath
+from opsctl.agent.files.safepath import told
 from opsctl.agent.stage import receive, releases, source_files
 from opsctl.agent.stage.receive import Landed
 from opsctl.agent.stage.releases import plain

@@ -13,8 +13,7 @@ import pwd
 import stat as st
 from typing import TYPE_CHECKING, Any, BinaryIO, Iterable, List, Optional, Union
 
-from opsctl.agent.files.regular import opened
-from opsctl.agent.files.safepath import Place, user
+from opsctl.agent.files.safepath import Place, opened, user
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
