@@ -29,7 +29,7 @@ MAY_KNOW = {
     "inventory": {"remote", "wire", "yaml_source"},
     "practice": set(),
     "modules": {*DOMAIN, "inventory", "remote", "patchfiles", "yaml_source"},
-    "engine": {"wire", "inventory", "modules", "patchfiles", "remote", "sglang", "yaml_source"},
+    "engine": {"wire", "inventory", "modules", "patchfiles", "remote", "yaml_source"},
     "report": {*DOMAIN, "engine", "modules"} - {"agent"},
     "verbs": {*DOMAIN, "remote", "inventory", "survey", "modules", "patchfiles", "engine"},
     "cli": {*DOMAIN, "inventory", "survey", "modules", "patchfiles", "engine", "report", "verbs", "practice"}
@@ -90,3 +90,15 @@ def test_modules_do_not_know_each_other() -> None:
         if name.startswith("opsctl.modules.") and name.split(".")[2] in files - {path.stem}
     ]
     assert wrong == []
+
+
+def test_the_engine_asks_modules_and_names_none() -> None:
+    named = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sources("engine")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare) and ".module" in ast.unparse(node.left)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and part.value in MODULES
+    ]
+    assert named == []

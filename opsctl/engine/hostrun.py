@@ -244,7 +244,8 @@ class HostRun:
                 self._ran = self._ran or doing.ran
             if results[-1].failed:
                 break
-        if isinstance(modules.get(task.module), Action) and any(r.status != "skipped" for r in results):
+        module = modules.get(task.module)
+        if isinstance(module, Action) and not module.instant and any(r.status != "skipped" for r in results):
             self._acted(task)
         return together(results) if prepared.looped else results[0]
 
@@ -265,9 +266,8 @@ class HostRun:
 
     def _acted(self, task: Task) -> None:
         """An action that waited or asked something took time, in which the host may have changed."""
-        if task.module not in ("debug", "assert"):
-            self._prefetch.forget()
-            self._prefetch.look(task, beyond=True)
+        self._prefetch.forget()
+        self._prefetch.look(task, beyond=True)
 
     def _handlers(self) -> None:
         wanted = self.session.notified

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from opsctl.inventory import Inventory, InventoryHost
 from opsctl.modules.contract import Action
 from opsctl.secret import Secret
 from opsctl.secret_sources import too_short
-from opsctl.sglang.server import command, flags
 from opsctl.text import did_you_mean, nearest
 from opsctl.wire.secret_names import holds_secret
 from opsctl.wire.secret_values import SHORTEST
@@ -72,7 +71,7 @@ def _of_play(play: Play, playbook: Playbook, inventory: Inventory | None) -> Ite
             yield from rule.check(play, hosts)
     if inventory is not None:
         yield from _undefined(play, hosts)
-        yield from _flags(play, chosen)
+        yield from _settings(play, chosen)
     tasks = [(task.args, task.keys, [values for values, _ in task.variables]) for task in play.all_tasks()]
     yield from _short(play.keys, tasks, [host.settings for host in chosen])
     yield from _files(play, playbook.path)
@@ -138,15 +137,6 @@ def _gates(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
             yield Finding("gate", "error", f"nothing here can measure {gate.measure!r}", place, hint)
 
 
-# Program -> the module that does the same with check mode and rollback.
-INSTEAD = {
-    "mkdir": "file", "rm": "file", "rmdir": "file", "ln": "file", "chmod": "file", "chown": "file", "touch": "file",
-    "cp": "copy", "install": "copy", "tee": "copy", "sed": "line", "git": "git", "systemctl": "service",
-    "service": "service", "curl": "http", "wget": "http", "nohup": "process", "kill": "process", "pkill": "process",
-    "sleep": "wait_for",
-}  # fmt: skip
-
-
 def _named_at(task: Task) -> Place:
     """Where a task names its module."""
     return task.at_args.source.key_place(task.at_args.path)
@@ -162,30 +152,29 @@ def _foreign(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
 
 
 def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
+    instead: dict[str, str] = {}
     for task in play.all_tasks():
-        text = task.args.get("cmd")
-        if task.module not in ("command", "shell") or task.args.get("read_only") or not text:
+        text, kind = task.args.get("cmd"), modules.get(task.module).command_line
+        if kind is None or task.args.get("read_only") or not text:
             continue
-        if task.module == "shell":
+        instead = instead or {program: name for name in modules.names() for program in modules.get(name).programs}
+        if kind == "shell":
             found = list(shelltext.programs(str(text)))
         else:
             found = [shelltext.program(text.split() if isinstance(text, str) else [str(w) for w in text])]
         for name in dict.fromkeys(found):
-            if name in INSTEAD:
-                message = f"{name} in {task.module}: the module {INSTEAD[name]} can be checked and undone"
-                place = _named_at(task)
-                yield Finding("module", "notice", message, place, f"opsctl doc {INSTEAD[name]}")
+            if name in instead:
+                message = f"{name} in {task.module}: the module {instead[name]} can be checked and undone"
+                yield Finding("module", "notice", message, _named_at(task), f"opsctl doc {instead[name]}")
 
 
 def _undo(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
     if play.keys.on_failure != "rollback":
         return
     for task in play.all_tasks():
-        if task.module == "raw" or (task.module in ("command", "shell") and not usage.can_be_undone(task)):
-            hint = "give it `undo`, or `read_only: true` where it changes nothing"
-            yield Finding("undo", "warning", f"{task.name!r} cannot be undone, and the play promises rollback",
-                          _named_at(task),
-                          f"use `shell`, and {hint}" if task.module == "raw" else hint)  # fmt: skip
+        if remedy := modules.get(task.module).lasting(task.args):
+            message = f"{task.name!r} cannot be undone, and the play promises rollback"
+            yield Finding("undo", "warning", message, _named_at(task), remedy)
 
 
 def _secrets(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
@@ -230,27 +219,20 @@ def _is_secret(key: str, value: str, shapes: Any) -> bool:
 def _files(play: Play, path: Path) -> Iterator[Finding]:
     """Local files that tasks name in clear and that are not there."""
     for task in play.all_tasks():
-        src = task.args.get("src")
-        if task.module not in ("copy", "template") or not isinstance(src, str) or "{{" in src:
+        src, kind = task.args.get("src"), modules.get(task.module).src
+        if kind is None or not isinstance(src, str) or "{{" in src:
             continue
         try:
-            find.file("templates" if task.module == "template" else "files", src, path)
+            find.file(kind, src, path)
         except OpsctlError as error:
             yield Finding("file", "error", error.message, (task.at_args / "src").place, error.hint or "")
 
 
-def _flags(play: Play, hosts: Sequence[InventoryHost]) -> Iterator[Finding]:
-    """Flags in the hosts' `launch` that no release of SGLang takes. A run asks the host's own."""
-    if not any(task.module == "sglang_server" for task in play.all_tasks()):
-        return
-    found: dict[tuple[Place, str], Finding] = {}
-    for host in hosts:
-        words = command.words(host.sglang) or []
-        for one in flags.unknown(words):
-            place = host.said("sglang", "launch") or play.at.place
-            message = f"no SGLang from {flags.OLDEST} to {flags.NEWEST} has the flag {one.flag}"
-            found[place, one.flag] = Finding("flag", "warning", message, place, one.hint or "")
-    yield from found.values()
+def _settings(play: Play, hosts: Sequence[InventoryHost]) -> Iterator[Finding]:
+    """What modules of the play find wrong in the settings of their hosts."""
+    used = dict.fromkeys(task.module for task in play.all_tasks())
+    found = (one for name in used for host in hosts for one in modules.get(name).lint_host(host))
+    yield from dict.fromkeys(replace(one, place=one.place or play.at.place) for one in found)
 
 
 RULES: tuple[Rule, ...] = (

@@ -166,7 +166,7 @@ def template_files(play: Play) -> frozenset[str] | None:
     """Variables that the template files of the play use; None if one of the files is not known beforehand."""
     names: set[str] = set()
     for task in play.all_tasks():
-        if task.module != "template":
+        if modules.get(task.module).src != "templates":
             continue
         text = _template_file(task, Path(play.at.source.file))
         if text is None:
@@ -178,14 +178,9 @@ def template_files(play: Play) -> frozenset[str] | None:
 def _template_file(task: Task, playbook: Path) -> str | None:
     """What the template file of a task holds; None if there is none, or it is not known beforehand."""
     src = task.args.get("src")
-    if task.module != "template" or not isinstance(src, str) or templating.is_template(src):
+    if modules.get(task.module).src != "templates" or not isinstance(src, str) or templating.is_template(src):
         return None
     try:
         return read_text(find.file("templates", src, playbook))
     except (UsageError, OSError, UnicodeDecodeError):
         return None
-
-
-def can_be_undone(task: Task) -> bool:
-    """Whether a command says how it is taken back, or that there is nothing to take back."""
-    return bool(task.args.get("undo") or task.args.get("read_only"))

@@ -22,6 +22,7 @@ class Assert(Action[AssertArgs]):
     """Stop the play unless every condition is true."""
 
     name = "assert"
+    instant = True
     args = AssertArgs
     free_form = "that"
     results = frozenset({"assertion"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -110,6 +110,7 @@ class Command(Module[Any]):
     """
 
     name = "command"
+    command_line: ClassVar[Literal["words", "shell"] | None] = "words"
     args: ClassVar[type[ModuleArgs]] = ArgvArgs
     free_form = "cmd"
     results = frozenset({"code", "stdout", "stderr", "seconds", "dropped", "skipped_because"})
@@ -150,6 +151,11 @@ class Command(Module[Any]):
             return {**replies["read"].result, "changed": False}
         return {"skipped_because": idle_because(args, replies)}
 
+    def lasting(self, args: Mapping[str, Any]) -> str | None:
+        if args.get("undo") or args.get("read_only"):
+            return None
+        return "give it `undo`, or `read_only: true` where it changes nothing"
+
 
 class Shell(Command):
     """Run a shell text on the host: pipes, redirections, variables.
@@ -159,6 +165,7 @@ class Shell(Command):
     """
 
     name = "shell"
+    command_line = "shell"
     args = ShellArgs
     examples = """
 - name: Count the cores
@@ -277,6 +284,9 @@ class Raw(Action[RawArgs]):
   when: false
   raw: {cmd: "apt-get install -y python3", timeout: 10m}
 """
+
+    def lasting(self, args: Mapping[str, Any]) -> str | None:
+        return "use `shell`, and give it `undo`, or `read_only: true` where it changes nothing"
 
     def run(self, args: RawArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         ran = host.raw(args.cmd, timeout=args.timeout)

@@ -16,10 +16,10 @@ Modules that measure or decide instead of changing (`probe`, `assert`) are `Acti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -29,6 +29,8 @@ from opsctl.wire.host import Host, OnProgress
 from opsctl.wire.protocol import Call, Reply
 
 if TYPE_CHECKING:
+    from opsctl.findings import Finding
+    from opsctl.inventory import InventoryHost
     from opsctl.inventory.model import SglangSettings
 
 
@@ -149,18 +151,41 @@ class Site:
             raise UsageError(f"{key}: {plainly(first)}") from None
 
 
-class Module(ABC, Generic[A]):
-    """A family of desired states. The class docstring is its documentation; its first line is the summary."""
+class Declared(ABC, Generic[A]):
+    """What a task can name. The class docstring is its documentation; its first line is the summary.
+
+    Attributes:
+        free_form: the argument that a bare string fills: `command: uptime`.
+        examples: YAML tasks, run by the tests.
+        results: what `register` may get besides RESULTS; None: not known beforehand.
+        command_line: how the argument `cmd` is read; None where it is no command line.
+        src: where the local file lies that the argument `src` names; None where it names none.
+        programs: those whose work it does, with check mode and rollback.
+    """
 
     name: ClassVar[str]
     args: ClassVar[type[ModuleArgs]]
-    free_form: ClassVar[str | None] = None  # the argument that a bare string fills: `command: uptime`
-    examples: ClassVar[str] = ""  # YAML tasks, run by the tests
+    free_form: ClassVar[str | None] = None
+    examples: ClassVar[str] = ""
+    results: ClassVar[frozenset[str] | None] = None
+    command_line: ClassVar[Literal["words", "shell"] | None] = None
+    src: ClassVar[Literal["files", "templates"] | None] = None
+    programs: ClassVar[frozenset[str]] = frozenset()
+
+    def lasting(self, args: Mapping[str, Any]) -> str | None:
+        """What to do about a task that a rollback cannot take back; None where it can. `args` are not rendered."""
+        return None
+
+    def lint_host(self, host: InventoryHost) -> Iterator[Finding]:
+        """What is wrong with the settings of a host for tasks like this one."""
+        return iter(())
+
+
+class Module(Declared[A]):
+    """A family of desired states."""
+
     # Whether what it observes takes the host long: then it is not observed anew after each change that comes before.
     costly: ClassVar[bool] = False
-    results: ClassVar[frozenset[str] | None] = (
-        None  # what `register` may get besides RESULTS; None: not known beforehand
-    )
 
     @abstractmethod
     def observe(self, args: A, site: Site) -> Sequence[Call[Any]]:
@@ -209,15 +234,11 @@ class Outcome:
     at_end: Callable[[str], object] | None = None
 
 
-class Action(ABC, Generic[A]):
+class Action(Declared[A]):
     """A module that measures, checks or waits. Read-only actions run in check mode as well."""
 
-    name: ClassVar[str]
-    args: ClassVar[type[ModuleArgs]]
-    free_form: ClassVar[str | None] = None
-    examples: ClassVar[str] = ""
     read_only: ClassVar[bool] = True  # False: needs what the play has changed, so check mode does not run it
-    results: ClassVar[frozenset[str] | None] = None  # as of a Module
+    instant: ClassVar[bool] = False  # whether the host cannot have changed meanwhile
     changes: ClassVar[bool] = False  # whether it may change the host: then check mode reports it as unknown
     measures: ClassVar[tuple[str, ...]] = ()  # names it may put into Outcome.measures, for lint of gates
 

@@ -60,6 +60,8 @@ class Copy(Module[CopyArgs]):
     """
 
     name = "copy"
+    src = "files"
+    programs = frozenset({"cp", "install", "tee"})
     args = CopyArgs
     examples = """
 - name: A note

@@ -29,6 +29,7 @@ class Debug(Action[DebugArgs]):
     """Show a message or the value of an expression."""
 
     name = "debug"
+    instant = True
     args = DebugArgs
     free_form = "msg"
     results = frozenset({"msg"})

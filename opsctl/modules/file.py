@@ -46,6 +46,7 @@ class File(Module[FileArgs]):
     """
 
     name = "file"
+    programs = frozenset({"mkdir", "rm", "rmdir", "ln", "chmod", "chown", "touch"})
     args = FileArgs
     examples = """
 - name: Releases folder

@@ -56,6 +56,7 @@ class Git(Module[GitArgs]):
     """
 
     name = "git"
+    programs = frozenset({"git"})
     args = GitArgs
     examples = """
 - name: SGLang at the commit that was tested

@@ -43,6 +43,7 @@ class Http(Action[HttpArgs]):
     """
 
     name = "http"
+    programs = frozenset({"curl", "wget"})
     args = HttpArgs
     free_form = "url"
     examples = """

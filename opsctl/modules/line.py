@@ -53,6 +53,7 @@ class Line(Module[LineArgs]):
     """
 
     name = "line"
+    programs = frozenset({"sed"})
     args = LineArgs
     examples = """
 - name: Locked memory for NCCL

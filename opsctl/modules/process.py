@@ -56,6 +56,7 @@ class Process(Module[ProcessArgs]):
     """
 
     name = "process"
+    programs = frozenset({"nohup", "kill", "pkill"})
     args = ProcessArgs
     examples = """
 - name: A server

@@ -48,6 +48,7 @@ class Service(Module[ServiceArgs]):
     """
 
     name = "service"
+    programs = frozenset({"systemctl", "service"})
     args = ServiceArgs
     examples = """
 - name: Server runs, now and after a reboot

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from opsctl.findings import Finding
+from opsctl.inventory import InventoryHost
 from opsctl.modules import server_kinds
 from opsctl.modules.contract import Change, Module, Site
 from opsctl.modules.server_kinds.base import ServerArgs
@@ -34,6 +36,14 @@ class SglangServer(Module[ServerArgs]):
   when: false
   sglang_server: {state: stopped}
 """
+
+    def lint_host(self, host: InventoryHost) -> Iterator[Finding]:
+        """Flags in its `launch` that no release of SGLang takes. A run asks the host's own."""
+        from opsctl.sglang.server import command, flags
+
+        for one in flags.unknown(command.words(host.sglang) or []):
+            message = f"no SGLang from {flags.OLDEST} to {flags.NEWEST} has the flag {one.flag}"
+            yield Finding("flag", "warning", message, host.said("sglang", "launch"), one.hint or "")
 
     def observe(self, args: ServerArgs, site: Site) -> Sequence[Call[Any]]:
         return tuple(server_kinds.of(args, site).questions().values())

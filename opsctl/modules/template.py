@@ -28,6 +28,7 @@ class Template(Module[TemplateArgs]):
     """
 
     name = "template"
+    src = "templates"
     args = TemplateArgs
     examples = """
 - name: Launch script

@@ -88,6 +88,7 @@ class WaitFor(Action[WaitArgs]):
     """
 
     name = "wait_for"
+    programs = frozenset({"sleep"})
     args = WaitArgs
     read_only = False
     measures: ClassVar[tuple[str, ...]] = ("seconds",)
