@@ -21,6 +21,10 @@ from opsctl.wire.secret_values import SHORTEST
 
 _COMMAND_TIMEOUT = 60.0  # seconds; a password manager may have to ask its user
 TAGS = ("!env", "!file", "!cmd")
+VAULT_HINT = (
+    "put the value alone into a file, `ansible-vault encrypt` it, and say "
+    "!cmd [ansible-vault, view, --vault-password-file, PASSWORD_FILE, FILE]"
+)
 
 
 class LateSecret(Secret):
@@ -61,6 +65,15 @@ def late_secret(tag: str, words: list[str], place: Place) -> LateSecret:
         path = folder / Path(words[0]).expanduser()
         return LateSecret(lambda: _from_file(path, place), described, place, path.is_file())
     return LateSecret(lambda: _from_command(words, folder, place), described, place, False)
+
+
+def vaulted(place: Place) -> LateSecret:
+    """A value in an Ansible vault, which nothing here opens."""
+
+    def refuse() -> str:
+        raise UsageError("the value is in an Ansible vault, which opsctl does not open", where=place, hint=VAULT_HINT)
+
+    return LateSecret(refuse, "!vault", place, True)
 
 
 def know(*values: Any) -> list[str]:

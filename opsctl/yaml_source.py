@@ -3,16 +3,19 @@
 Plain scalars become `true`/`false`, null, decimal integers and decimal fractions; everything else stays text (`08`,
 `1e3`, `0644`, dates). A fraction remembers how it was written, so that a schema that wants text gets `1.10`. A word
 such as `no` remembers that it had no quotes, so that it is never taken for what was not meant.
+
+A file of Ansible's is read as Ansible reads it: its guesses are YAML 1.1's, and a vaulted value is a secret that cannot
+be had.
 """
 
 from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator
@@ -20,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from opsctl.errors import Place, UsageError
 from opsctl.localfiles import read
-from opsctl.secret_sources import TAGS, late_secret
+from opsctl.secret_sources import TAGS, VAULT_HINT, late_secret, vaulted
 from opsctl.text import did_you_mean, nearest, one_line
 
 DocPath = tuple[str | int, ...]
@@ -56,12 +59,17 @@ class Fraction(float):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One YAML document: plain values, and where each stands in the file."""
+    """One document: plain values, and where each stands; parts of it may stand in other files than `file`."""
 
     file: str
     value: Any
-    keys: Mapping[DocPath, tuple[int, int]]
-    values: Mapping[DocPath, tuple[int, int]]
+    keys: Mapping[DocPath, Place]
+    values: Mapping[DocPath, Place]
+
+    @property
+    def files(self) -> set[str]:
+        """All files that it was read from."""
+        return {self.file, *(place.file for place in self.keys.values())}
 
     def place(self, path: Sequence[str | int] = ()) -> Place:
         """Where the value at `path` stands, or the nearest thing around it."""
@@ -71,14 +79,13 @@ class Source:
         """Where the key that `path` ends with stands, or the nearest thing around it."""
         return self._place(self.keys, path)
 
-    def _place(self, first: Mapping[DocPath, tuple[int, int]], path: Sequence[str | int]) -> Place:
+    def _place(self, first: Mapping[DocPath, Place], path: Sequence[str | int]) -> Place:
         wanted = tuple(path)
         found = first.get(wanted)
         while found is None and wanted:
             found = self.values.get(wanted)
             wanted = wanted[:-1]
-        line, column = found or self.values.get((), (1, 1))
-        return Place(self.file, line, column)
+        return found or self.values.get(()) or Place(self.file, 1, 1)
 
 
 def read_yaml(path: Path, shown: str | None = None) -> Source:
@@ -92,8 +99,13 @@ def read_yaml(path: Path, shown: str | None = None) -> Source:
     return parse_yaml(text, shown or str(path))
 
 
-def parse_yaml(text: bytes | str, file: str) -> Source:
-    """The one YAML document in `text`; `file` names it in messages. Raises UsageError."""
+def parse_yaml(
+    text: bytes | str, file: str, is_ansible: Callable[[Collection[str]], bool] = lambda keys: False
+) -> Source:
+    """The one YAML document in `text`; `file` names it in messages. Raises UsageError.
+
+    is_ansible: whether a document with these keys at its top is Ansible's.
+    """
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
@@ -110,7 +122,8 @@ def parse_yaml(text: bytes | str, file: str) -> Source:
         ) from None
     except RecursionError:
         raise UsageError("the file is nested too deeply", where=Place(file)) from None
-    builder = _Builder(file)
+    keys = [str(key.value) for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+    builder = (_AnsibleBuilder if is_ansible(keys) else _Builder)(file)
     try:
         value = None if node is None else builder.build(node, ())
     except RecursionError:
@@ -135,8 +148,8 @@ def plain_scalar(text: str) -> Any:
 class _Builder:
     def __init__(self, file: str) -> None:
         self.file = file
-        self.keys: dict[DocPath, tuple[int, int]] = {}
-        self.values: dict[DocPath, tuple[int, int]] = {}
+        self.keys: dict[DocPath, Place] = {}
+        self.values: dict[DocPath, Place] = {}
         self._open: set[int] = set()
         self._built = 0
 
@@ -146,7 +159,7 @@ class _Builder:
             raise self._error(node, "the document is too large when its aliases are expanded")
         if id(node) in self._open:
             raise self._error(node, "this alias stands for something that contains itself")
-        self.values[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
+        self.values[path] = self._at(node)
         if node.tag.startswith("!"):
             return self._tagged(node)
         self._open.add(id(node))
@@ -172,9 +185,9 @@ class _Builder:
                 raise self._error(key_node, "a key must be plain text", hint)
             key = str(key_node.value)
             if key in result:
-                first = Place(self.file, *self.keys[(*path, key)])
+                first = self.keys[(*path, key)]
                 raise self._error(key_node, f"the key {key!r} stands here twice", f"the first one is at {first}")
-            self.keys[(*path, key)] = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
+            self.keys[(*path, key)] = self._at(key_node)
             result[key] = self.build(value_node, (*path, key))
         return {**merged, **result} if merged else result
 
@@ -198,13 +211,13 @@ class _Builder:
     def _tagged(self, node: yaml.Node) -> Any:
         tag = node.tag
         if tag == "!vault":
-            raise self._error(node, "Ansible Vault values are not read", "use !file, !env or !cmd [program, ...]")
+            raise self._error(node, "Ansible Vault values are not read here", VAULT_HINT)
         if tag not in TAGS:
             if nearest(tag, TAGS):
                 raise self._error(node, f"unknown tag {tag}", did_you_mean(tag, TAGS))
             # Text that begins with a ! may be a secret that nobody knows yet: it is not quoted.
             raise self._error(node, "unknown tag", f"known are {', '.join(TAGS)}; text that begins with ! needs quotes")
-        place = Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+        place = self._at(node)
         if isinstance(node, yaml.ScalarNode) and node.value:
             # One word is one argument: nothing here is split as a shell would.
             return late_secret(tag, [str(node.value)], place)
@@ -213,9 +226,34 @@ class _Builder:
         expected = "a list: !cmd [program, argument]" if tag == "!cmd" else f"one word: {tag} NAME"
         raise self._error(node, f"{tag} takes {expected}")
 
+    def _at(self, node: yaml.Node) -> Place:
+        return Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
+
     def _error(self, node: yaml.Node, message: str, hint: str | None = None) -> UsageError:
-        place = Place(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
-        return UsageError(message, where=place, hint=hint)
+        return UsageError(message, where=self._at(node), hint=hint)
+
+
+class _AnsibleBuilder(_Builder):
+    """Builds what Ansible would: `yes` is true, `0644` is 420, `!unsafe` is text and `!vault` a secret."""
+
+    _READERS: ClassVar = {
+        f"{_CORE}{kind}": getattr(yaml.constructor.SafeConstructor(), f"construct_yaml_{kind}")
+        for kind in ("bool", "int", "float", "null")
+    }
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            return self._READERS[node.tag](node)
+        except (KeyError, ValueError):
+            return str(node.value)
+
+    def _tagged(self, node: yaml.Node) -> Any:
+        if node.tag in ("!vault", "!vault-encrypted"):
+            return vaulted(self._at(node))
+        if node.tag == "!unsafe" and isinstance(node, yaml.ScalarNode):
+            text = str(node.value)
+            return f"{{% raw %}}{text}{{% endraw %}}" if "{" in text else text  # for Ansible it is no template
+        return super()._tagged(node)
 
 
 def _malformed(error: yaml.MarkedYAMLError, file: str) -> UsageError:

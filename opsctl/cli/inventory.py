@@ -50,8 +50,7 @@ def list_(
         if variables:
             for name, value in sorted(one.variables.items()):
                 typer.echo(printable(f"    {name}: {json.dumps(masked(value), ensure_ascii=False, default=str)}"))
-    for note in loaded.notes:
-        typer.echo(printable(f"note: {note}"), err=True)
+    _tell_notes(loaded)
 
 
 @app.command()
@@ -65,10 +64,12 @@ def check(
 
     Example: opsctl inventory check blackwell
     """
+    from opsctl.inventory import load
     from opsctl.verbs import inventory as verb
-    from opsctl.verbs.hosts import choose
 
-    done = verb.check(choose(inventory, pattern or host), TERMINAL)
+    loaded = load(inventory)
+    _tell_notes(loaded)
+    done = verb.check(loaded.select(pattern or host or "all"), TERMINAL)
     if as_json:
         rows = [asdict(d.value) if d.value else {"host": d.host.name, "error": str(d.error)} for d in done]
         typer.echo(json.dumps({"hosts": rows}, indent=2))
@@ -114,6 +115,11 @@ def trust(
     for line in keys.trust(TERMINAL):
         typer.echo(printable(line))
     return Exit.DONE
+
+
+def _tell_notes(inventory: Inventory) -> None:
+    for note in inventory.notes:
+        typer.echo(printable(f"note: {note}"), err=True)
 
 
 def _as_data(host: InventoryHost) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def _arguments(name: str, value: Any, at: At) -> tuple[dict[str, Any], At]:
                          hint=f"opsctl doc {name}")  # fmt: skip
     # The place of the bare value is the place of the argument it fills.
     source, path = at.source, at.path
-    values = {**source.values, (*path, module.free_form): source.values.get(path, (1, 1))}
+    values = {**source.values, (*path, module.free_form): source.place(path)}
     return {module.free_form: value}, At(Source(source.file, source.value, source.keys, values), path)
 
 

@@ -29,6 +29,7 @@ class InventoryHost:
         variables: for playbooks; `sglang`, `inventory_hostname` and `group_names` are among them.
         folder: what relative paths of the inventory are relative to.
         source: the inventory, to point at; None where there is no file.
+        blocked: why it cannot be reached as the inventory says, where it cannot.
     """
 
     name: str
@@ -37,6 +38,7 @@ class InventoryHost:
     variables: Mapping[str, Any]
     folder: Path
     source: Source | None = field(default=None, repr=False, compare=False)
+    blocked: UsageError | None = field(default=None, repr=False, compare=False)
 
     def said(self, *path: str) -> Place | None:
         """Where the inventory says this of the host: itself, else its nearest group that does, else the defaults."""
@@ -65,7 +67,9 @@ class InventoryHost:
         return know(self.variables)
 
     def connection(self) -> ConnectionSpec:
-        """How to reach it."""
+        """How to reach it. Raises UsageError where what the inventory says cannot be used."""
+        if self.blocked is not None:
+            raise self.blocked
         return connection_spec(self)
 
 
@@ -77,6 +81,12 @@ class Inventory:
     hosts: Mapping[str, InventoryHost]
     groups: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> set[str]:
+        """All files that it was read from."""
+        sources = {id(host.source): host.source for host in self.hosts.values() if host.source}
+        return set().union(*(source.files for source in sources.values()), {self.file} if self.file else ())
 
     def with_become_password(self, password: Secret) -> Inventory:
         """The same hosts, with a sudo password for those that name none themselves."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from opsctl.errors import UsageError
-from opsctl.inventory.ansible import is_ansible, translate
+from opsctl.inventory.ansible import Translated, read_inventory
 from opsctl.inventory.hosts import Inventory, InventoryHost
 from opsctl.inventory.model import NAME, Group, InventoryFile, Settings, SglangSettings
+from opsctl.localfiles import read
 from opsctl.schema_errors import validate
 from opsctl.secret_sources import know_what_is_at_hand
-from opsctl.text import did_you_mean
-from opsctl.yaml_source import DocPath, Source, read_yaml
+from opsctl.text import did_you_mean, few
+from opsctl.yaml_source import Source
 
 NAMES = ("inventory.yaml", "inventory.yml")
 
@@ -46,54 +47,58 @@ def load(path: str | Path | None = None) -> Inventory:
     found = find(path)
     if found is None:
         return Inventory(None, {}, {})
-    return build(read_yaml(found))
+    try:
+        text = read(found, piped=True)
+    except IsADirectoryError:
+        raise UsageError(f"{found} is a folder", hint=f"name one file of it: {_files_in(found)}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {found}: {error.strerror}") from None
+    return parse(text, found)
 
 
-def build(source: Source) -> Inventory:
-    """The inventory in a YAML document. Raises UsageError."""
-    notes: tuple[str, ...] = ()
-    if is_ansible(source.value):
-        translated = translate(source)
-        source = _with_origins(source, translated.value, translated.origin)
-        notes = tuple(translated.notes)
-    elif not isinstance(source.value, dict):
-        raise UsageError("an inventory is a mapping with hosts, groups and defaults", where=source.place())
+def _files_in(folder: Path) -> str:
+    return few([one.name for one in sorted(folder.iterdir()) if one.is_file()]) or "it has none"
+
+
+def parse(text: bytes, path: Path) -> Inventory:
+    """The inventory in the text of the file at `path`. Raises UsageError with every mistake."""
+    said = read_inventory(path, text)
+    if isinstance(said, Translated):
+        return _build(said.source, tuple(said.notes), said.blocked)
+    beside = [str(folder) for name in ("group_vars", "host_vars") if (folder := path.parent / name).is_dir()]
+    notes = [f"{folder}: not read, since {path} is no inventory of Ansible's: say `vars` in it" for folder in beside]
+    return _build(said, tuple(notes), {})
+
+
+def _build(source: Source, notes: tuple[str, ...], blocked: Mapping[str, UsageError]) -> Inventory:
     model: InventoryFile = validate(InventoryFile, source.value, source)
-    _check_names(model, source)
+    if wrong := list(_wrong_names(model, source)):
+        raise UsageError.of(wrong)
     parents = _parents(model, source)
-    hosts = {name: _host(name, model, parents, source) for name in model.hosts}
+    hosts = {name: _host(name, model, parents, source, blocked.get(name)) for name in model.hosts}
     groups = {g: tuple(h for h in hosts if g in hosts[h].groups) for g in model.groups}
     know_what_is_at_hand(model.hosts, model.groups, model.defaults)
     return Inventory(source.file, hosts, groups, notes)
 
 
-def _with_origins(source: Source, value: Any, origin: Mapping[DocPath, DocPath]) -> Source:
-    """A translated document whose parts stand where the parts they were made of stand."""
-    top = source.values[()]
-    values: dict[DocPath, tuple[int, int]] = {(): top, ("hosts",): top, ("groups",): top}
-    values |= {ours: source.values[theirs] for ours, theirs in origin.items() if theirs in source.values}
-    keys = {ours: source.keys[theirs] for ours, theirs in origin.items() if theirs in source.keys}
-    return Source(source.file, value, keys, values)
-
-
-def _check_names(model: InventoryFile, source: Source) -> None:
+def _wrong_names(model: InventoryFile, source: Source) -> Iterator[UsageError]:
     for kind, names in (("hosts", model.hosts), ("groups", model.groups)):
         for name in names:
             if not NAME.match(name) or name == "all":
-                raise UsageError(
+                yield UsageError(
                     f"{name!r} cannot name a {kind[:-1]}: letters, digits, - _ and . only, and not `all`",
                     where=source.key_place((kind, name)),
                 )
-    for name in set(model.hosts) & set(model.groups):
-        raise UsageError(
-            f"{name!r} is a host and a group: patterns could not tell which is meant",
-            where=source.key_place(("groups", name)),
-        )
     for name, group in model.groups.items():
+        if name in model.hosts and group.hosts != [name]:
+            yield UsageError(
+                f"{name!r} is a host and a group: patterns could not tell which is meant",
+                where=source.key_place(("groups", name)),
+            )
         for kind, members, valid in (("hosts", group.hosts, model.hosts), ("children", group.children, model.groups)):
             for index, member in enumerate(members):
                 if member not in valid:
-                    raise UsageError(
+                    yield UsageError(
                         f"group {name!r} names {member!r}, which is no {'host' if kind == 'hosts' else 'group'} here",
                         where=source.place(("groups", name, kind, index)),
                         hint=did_you_mean(member, valid) if valid else None,
@@ -130,7 +135,9 @@ def _cycle(start: str, parents: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def _host(name: str, model: InventoryFile, parents: Mapping[str, Sequence[str]], source: Source) -> InventoryHost:
+def _host(
+    name: str, model: InventoryFile, parents: Mapping[str, Sequence[str]], source: Source, blocked: UsageError | None
+) -> InventoryHost:
     groups = _groups_of(name, model, parents)
     layers: list[Settings] = [model.defaults, *(model.groups[g] for g in groups), model.hosts[name]]
     settings = merge(layers)
@@ -139,7 +146,7 @@ def _host(name: str, model: InventoryFile, parents: Mapping[str, Sequence[str]],
         "group_names": list(groups),
         "sglang": (settings.sglang or SglangSettings()).model_dump(),
     }
-    return InventoryHost(name, settings, groups, {**settings.vars, **own}, Path(source.file).parent, source)
+    return InventoryHost(name, settings, groups, {**settings.vars, **own}, Path(source.file).parent, source, blocked)
 
 
 def _groups_of(host: str, model: InventoryFile, parents: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

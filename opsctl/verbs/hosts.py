@@ -161,7 +161,7 @@ def reaching(hosts: Sequence[InventoryHost], at_once: int = 1) -> Iterator[Conne
     """Connections to `hosts`, all begun, for a command line that has turned out right."""
     know([host.settings for host in hosts])
     begun, specs = take(), [host.connection() for host in hosts]
-    begun.remember({host.source.file for host in hosts if host.source}, specs, at_once)
+    begun.remember({file for host in hosts if host.source for file in host.source.files}, specs, at_once)
     begun.connections.at_once = at_once
     try:
         begun.connections.begin(specs)

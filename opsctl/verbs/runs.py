@@ -70,7 +70,7 @@ def run(
             inventory = inventory.with_become_password(sudo_password)
         with _noted(options):
             planned = plan(options, inventory)
-        files = [*planned.files, *([inventory.file] if inventory.file else [])]
+        files = [*planned.files, *inventory.files]
         begun.remember(files, [host.connection() for host in planned.first], options.at_once)
         code = Exit.DONE
         try:

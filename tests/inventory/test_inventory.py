@@ -120,7 +120,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path, pattern: str
         ("hosts:\n  a b: {}\n", 2, 3, ["a b"]),
         ("- a\n- b\n", 1, 1, ["mapping"]),
         ("hosts: &x\n  a: *x\n", 1, 8, ["itself"]),
-        ("host:\n  a: {}\n", 1, 1, ["host", "hosts"]),
+        ("host:\n  a: {}\n", 2, 3, ["'a'", "Ansible's", "did you mean 'hosts'"]),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(
@@ -230,7 +230,7 @@ def test_a_range_of_hosts_is_taken_whole_or_refused(tmp_path: Path, name: str) -
 def test_a_mistake_in_an_ansible_inventory_has_a_place(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         inventory(tmp_path, "gpu:\n  hosts:\n    a: {ansible_port: many}\n")
-    assert str(caught.value.where).endswith("inventory.yaml:3:8")
+    assert str(caught.value.where).endswith("inventory.yaml:3:9")
 
 
 def test_without_an_inventory_names_are_ssh_destinations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
