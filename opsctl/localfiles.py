@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def read(path: Path, *, piped: bool = False) -> bytes:
 def read_text(path: Path, *, piped: bool = False) -> str:
     """All of it, as UTF-8. Raises OSError, UnicodeDecodeError."""
     return read(path, piped=piped).decode("utf-8")
+
+
+def replace(path: Path, text: str) -> None:
+    """Put `text` in the place of what a file holds: all of it or, on OSError, nothing. Its mode stays, and a link."""
+    path = path.resolve()
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(fd)
+        os.chmod(name, stat.S_IMODE(path.stat().st_mode))
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def demand_file(path: Path) -> None:

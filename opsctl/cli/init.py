@@ -41,7 +41,7 @@ def init(
 ) -> int:
     """Look at a host and write inventory.yaml and playbooks/ that fit it. Changes nothing there.
 
-    Files that are here already are never overwritten.
+    Where an inventory.yaml is here already, the host is added to it. Other files are never overwritten.
 
     Examples:
 
@@ -54,21 +54,20 @@ def init(
     from opsctl.survey import write
     from opsctl.verbs import init as verb
 
-    if Path(verb.INVENTORY).exists():
-        raise UsageError(
-            f"{verb.INVENTORY} is here already: nothing was written",
-            hint="run this in another folder, or add the host to it by hand: opsctl doc host",
-        )
+    extends = Path(verb.INVENTORY).exists()
     spec = verb.spec(_named(host, user, key, port, local), user=user, key=key, port=port, host_key=host_key)
     found = verb.look(spec, server_port, _trusts if sys.stdin.isatty() else None, TERMINAL)
     reached = verb.reached(spec, found, name)
+    if extends:
+        verb.demand_free(reached.name)
     section = write.section(found)
     for line in _told(reached, found, section):
         typer.echo(printable(line))
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"Write {verb.INVENTORY} and playbooks/ here?", default=True, abort=True)
-    for path in verb.write(reached, found, section, TERMINAL):
-        typer.echo(f"wrote {path}")
+        what = f"Add {reached.name} to {verb.INVENTORY}?" if extends else f"Write {verb.INVENTORY} and playbooks/ here?"
+        typer.confirm(what, default=True, abort=True)
+    for line in verb.write(reached, found, section, TERMINAL):
+        typer.echo(line)
     typer.echo("\nNext:")
     for command, what in _next(reached, found, section):
         typer.echo(f"  {command:<46} # {what}")

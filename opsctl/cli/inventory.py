@@ -1,10 +1,11 @@
-"""`opsctl inventory`: list, check and trust hosts."""
+"""`opsctl inventory`: list, check, add, import and trust hosts."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from opsctl.text import printable
 if TYPE_CHECKING:
     from opsctl.inventory import Inventory, InventoryHost
 
-app = typer.Typer(help="List, check and trust hosts.", no_args_is_help=True)
+app = typer.Typer(help="List, check, add, import and trust hosts.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 PatternArgument = Annotated[str | None, typer.Argument(metavar="[PATTERN]", help="Hosts; default: all.")]
@@ -81,6 +82,54 @@ def check(
             for warning in seen.warnings:
                 typer.echo(printable(f"    not honoured: {warning}"))
     return tell_errors(done)
+
+
+@app.command()
+def add(
+    host: Annotated[str, typer.Argument(metavar="[USER@]ADDRESS", help="Name, address or alias of ~/.ssh/config.")],
+    name: Annotated[str | None, typer.Option("--name", help="What it is called; default: its first name.")] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="A group that it is to be of.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Private key.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", min=1, max=65535, help="SSH port.")] = None,
+    jump: Annotated[str | None, typer.Option("--jump", "-J", metavar="HOST", help="Jump host.")] = None,
+    inventory: InventoryOption = None,
+) -> int:
+    """Add a host to the inventory. Comments and order stay; opsctl init looks at the host first.
+
+    Example: opsctl inventory add root@192.0.2.12 --name k27 --group blackwell
+    """
+    from opsctl.inventory import find
+    from opsctl.verbs import inventory as verb
+    from opsctl.verbs.init import spec
+
+    path = find(inventory)
+    if path is None:
+        raise UsageError("there is no inventory here", hint=f"opsctl init --host {host} writes one")
+    called, entry = verb.entry(spec(host, key=key, port=port), name, jump)
+    verb.add(path, called, entry, group)
+    typer.echo(printable(f"added {called} to {path}"))
+    typer.echo(printable(f"next: opsctl inventory check {called}"))
+    return Exit.DONE
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An inventory of Ansible's.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="What to write.")] = Path("inventory.yaml"),
+) -> int:
+    """Write opsctl's own inventory from one of Ansible's, and tell what it leaves out. FILE stays as it is.
+
+    Secrets are never copied: each becomes an environment variable that is told.
+
+    Example: opsctl inventory import hosts.ini --to inventory.yaml
+    """
+    from opsctl.verbs import inventory as verb
+
+    told = verb.import_(file, to)
+    typer.echo(printable(f"wrote {to}"))
+    for line in told:
+        typer.echo(printable(line))
+    return Exit.DONE
 
 
 @app.command()

@@ -55,7 +55,7 @@ COMMANDS: dict[str, Entry] = {
     "report": Entry("past:report_app", "One past run as a page.", _SEE),
     "practice": Entry("practice", "A practice host on this machine, to try everything on.", _WRITE),
     "init": Entry("init", "Look at a host and write an inventory and playbooks for it.", _WRITE),
-    "inventory": Entry("inventory", "List, check and trust hosts.", _WRITE),
+    "inventory": Entry("inventory", "List, check, add, import and trust hosts.", _WRITE),
     "lint": Entry("lint", "Check playbooks without touching a host.", _WRITE),
     "doc": Entry("doc", "Modules, and the keys of playbooks and inventories.", _WRITE),
     "schema": Entry("doc:schema_app", "JSON Schema of playbooks and inventories, for editors.", _WRITE),

@@ -48,6 +48,12 @@ _LOGIN = {name for names in _SECRETS.values() for name in names}
 _NOT_NEEDED = ("ansible_pipelining", "ansible_ssh_pipelining", "ansible_ssh_retries", "ansible_scp_", "ansible_sftp_",
                "ansible_ssh_transfer_method", "ansible_ssh_use_tty", "ansible_remote_tmp")  # fmt: skip
 
+
+def says_how(name: str) -> bool:
+    """Whether a variable says how a host is reached or how Ansible works, not something of the host."""
+    return name in _READ or name.startswith(_NOT_NEEDED)
+
+
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh")
 _TRUE = ("y", "yes", "on", "1", "true", "t", "1.0")
 _FALSE = ("n", "no", "off", "0", "false", "f", "0.0")

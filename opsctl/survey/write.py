@@ -21,6 +21,8 @@ from opsctl.wire.command_line import DEFAULT_PORT
 
 PLAYBOOKS = ("deploy-drafter", "health", "pin-sglang", "probe", "restart-server", "start-server")
 SCHEMAS = ".schema"
+GROUP = "servers"
+"""The hosts that the playbooks of a project are for."""
 # Speculation as the EAGLE-3 papers and model cards use it, where no server shows what the host is used to.
 USUAL_FLAGS: Mapping[str, Any] = {
     "trust-remote-code": True,
@@ -46,10 +48,10 @@ def inventory(reached: Reached, found: Found, section: Section) -> str:
     return "\n".join(_lines(reached, found, section)) + "\n"
 
 
-def playbook(text: str, host: str, found: Found) -> str:
-    """A shipped playbook for this host: its name and its commit."""
+def playbook(text: str, found: Found) -> str:
+    """A shipped playbook for the hosts of the group, with the commit of this one."""
     text = re.sub(r"^# yaml-language-server: .*\n", _modeline("playbook", "../"), text)
-    text = re.sub(r"^  hosts: all$", f"  hosts: {_scalar(host)}", text, flags=re.M)
+    text = re.sub(r"^  hosts: all$", f"  hosts: {GROUP}", text, flags=re.M)
     if found.checkout and found.checkout.commit:
         text = re.sub(
             r"^(    commit:\n)", rf'\1      default: "{found.checkout.commit}" # what it had when this was written\n',
@@ -64,26 +66,41 @@ def _lines(reached: Reached, found: Found, section: Section) -> Iterator[str]:
     yield f"# Written by `opsctl init` from what it found on {one_line(found.name)}. It is yours now."
     yield "# What else can be said: `opsctl doc host` and `opsctl doc sglang`."
     yield ""
+    yield "groups:"
+    yield f"  {GROUP}: # the hosts of playbooks/"
+    yield f"    hosts: [{_scalar(reached.name)}]"
+    yield ""
     yield "hosts:"
     yield f"  {_scalar(reached.name)}:"
-    for key, value in reached.keys.items():
-        yield f"    {key}: {_scalar(value)}"
+    for line in host(reached, found, section):
+        yield f"    {line}"
+
+
+def host(reached: Reached, found: Found, section: Section) -> Iterator[str]:
+    """The lines below the host's name in an inventory."""
+    yield from lines(reached.keys)
     if found.owner:
-        yield f"    become: {_scalar(found.owner)} # the server is a unit of that user's own systemd"
+        yield f"become: {_scalar(found.owner)} # the server is a unit of that user's own systemd"
     else:
-        yield "    # become: true              # become root through sudo, where logging in as root is not possible"
-    yield "    sglang:"
+        yield "# become: true              # become root through sudo, where logging in as root is not possible"
+    yield "sglang:"
     for key, value in section.values.items():
-        yield from _entry(6, key, value, section.comments.get(key))
+        yield from _entry(2, key, value, section.comments.get(key))
     yield from _missing(section)
     if section.has_key:
         yield from _key_hint(reached.name, section)
     if found.profile:
-        yield "    vars:"
-        yield "      health:"
-        yield "        profile: # what `opsctl health` expects here, recorded from what is there now: is it right?"
+        yield "vars:"
+        yield "  health:"
+        yield "    profile: # what `opsctl health` expects here, recorded from what is there now: is it right?"
         for key, value in found.profile.items():
-            yield from _entry(10, key, value, None)
+            yield from _entry(6, key, value, None)
+
+
+def lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """Plain settings, one on a line."""
+    for key, value in said.items():
+        yield f"{key}: {_scalar(value)}"
 
 
 def _missing(section: Section) -> Iterator[str]:
@@ -96,22 +113,22 @@ def _missing(section: Section) -> Iterator[str]:
         ("model_path", "/data/models/NAME"),
     ):
         if key not in said and not (key == "environment" and "python" in said):
-            yield f"      # {key}: {example}"
+            yield f"  # {key}: {example}"
     if not {"launch", "unit"} & set(said) and not section.key_in_argv:
-        yield "      # launch: # flags of sglang.launch_server, once model_path is said; or `unit: NAME.service`"
-        yield "      #   speculative-algorithm: EAGLE3"
+        yield "  # launch: # flags of sglang.launch_server, once model_path is said; or `unit: NAME.service`"
+        yield "  #   speculative-algorithm: EAGLE3"
 
 
 def _key_hint(name: str, section: Section) -> Iterator[str]:
     variable = re.sub(r"\W", "_", name).upper() + "_API_KEY"
-    yield "      # The server wants an API key. Say where it is, never what it is:"
-    yield f"      # api_key: !env {variable}"
-    yield f"      # api_key: !file ~/.config/sglang/{name}.key"
+    yield "  # The server wants an API key. Say where it is, never what it is:"
+    yield f"  # api_key: !env {variable}"
+    yield f"  # api_key: !file ~/.config/sglang/{name}.key"
     if section.key_in_argv:
-        yield "      # It stands in the server's command line, where every user of the host can read it, so the command"
-        yield "      # is not repeated here. Put the key into a file that only the server's user can read, and say:"
-        yield "      # launch:"
-        yield "      #   config: /etc/sglang/server.yaml   # holds `api-key: ...`"
+        yield "  # It stands in the server's command line, where every user of the host can read it, so the command"
+        yield "  # is not repeated here. Put the key into a file that only the server's user can read, and say:"
+        yield "  # launch:"
+        yield "  #   config: /etc/sglang/server.yaml   # holds `api-key: ...`"
 
 
 def _entry(indent: int, key: str, value: Any, comment: str | None) -> Iterator[str]:

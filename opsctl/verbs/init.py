@@ -107,21 +107,37 @@ def reached(spec: ConnectionSpec, found: Found, name: str | None) -> Reached:
     return Reached(chosen, {k: v for k, v in said.items() if v is not None})
 
 
+def demand_free(name: str) -> None:
+    """Raise UsageError where the host cannot be added to the inventory that is here."""
+    from opsctl.verbs import inventory
+
+    inventory.demand_free(Path(INVENTORY), name)
+
+
 def write(reached: Reached, found: Found, section: Section, front: Frontend = SILENT) -> Iterator[str]:
-    """Write the files, none over another; the ones written. Raises Conflict, UsageError."""
+    """Write the files, none over another, or add the host to the inventory that is here; what was done, file by file.
+
+    Raises Conflict, UsageError.
+    """
     from opsctl.engine import schema
     from opsctl.localfiles import shipped
     from opsctl.survey import write
+    from opsctl.verbs import inventory
 
     files = {
-        INVENTORY: write.inventory(reached, found, section),
         f"{write.SCHEMAS}/inventory.schema.json": json.dumps(schema.inventory(), indent=1) + "\n",
         f"{write.SCHEMAS}/playbook.schema.json": json.dumps(schema.playbook(), indent=1) + "\n",
         f"{write.SCHEMAS}/patch.schema.json": json.dumps(schema.patch(), indent=1) + "\n",
     }
     for name in write.PLAYBOOKS:
         text = (shipped("playbooks") / f"{name}.yaml").read_text(encoding="utf-8")
-        files[f"playbooks/{name}.yaml"] = write.playbook(text, reached.name, found)
+        files[f"playbooks/{name}.yaml"] = write.playbook(text, found)
+    if Path(INVENTORY).exists():
+        entry = [*write.host(reached, found, section)]
+        inventory.add(Path(INVENTORY), reached.name, entry, write.GROUP)
+        yield f"added {reached.name} to {INVENTORY}"
+    else:
+        files = {INVENTORY: write.inventory(reached, found, section), **files}
     for path, text in files.items():
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -130,9 +146,17 @@ def write(reached: Reached, found: Found, section: Section, front: Frontend = SI
         except FileExistsError:
             if path == INVENTORY:
                 raise Conflict(f"{path} has appeared meanwhile: nothing was written") from None
-            front.say(f"kept {path}, which was here already")
+            if not path.startswith(write.SCHEMAS):
+                front.say(f"kept {path}, which was here already{_other_hosts(Path(path), write.GROUP)}")
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         else:
             if not path.startswith(write.SCHEMAS):
-                yield path
+                yield f"wrote {path}"
+
+
+def _other_hosts(path: Path, group: str) -> str:
+    """What to do where a playbook that was here is not for the hosts of the group."""
+    if f"hosts: {group}" in path.read_text(encoding="utf-8", errors="replace"):
+        return ""
+    return f": say `hosts: {group}` in it for all hosts of the project"

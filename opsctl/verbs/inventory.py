@@ -1,9 +1,11 @@
-"""Checking that hosts are reached as the inventory says, and trusting their keys."""
+"""Checking that hosts are reached as the inventory says, trusting their keys, and adding hosts to it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opsctl.errors import HostKeyError, RemoteError, UsageError
@@ -13,6 +15,7 @@ from opsctl.verbs.hosts import on_each
 if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
+    from opsctl.remote.spec import ConnectionSpec
     from opsctl.remote.trust import Found
 
 
@@ -43,6 +46,66 @@ def _look(remote: RemoteHost, host: InventoryHost) -> Seen:
         raise RemoteError(f"it does not say what it is: {told['missing']}", where=host.name)
     warnings = tuple(remote.warnings)
     return Seen(host.name, user["name"], node["name"], python["version"], remote.fingerprint, warnings)
+
+
+def entry(spec: ConnectionSpec, name: str | None, jump: str | None = None) -> tuple[str, list[str]]:
+    """What a host is called in an inventory, and the lines that say how it is reached. Raises UsageError."""
+    from opsctl.survey.write import lines
+
+    address = spec.address or spec.name
+    if name is None and re.fullmatch(r"[0-9.]+|.*:.*", address):
+        raise UsageError(f"what is {address} called?", hint="say --name NAME")
+    chosen = name or address.partition(".")[0]
+    said = {"address": None if address == chosen else address, "port": spec.port, "user": spec.user,
+            "key": spec.keys[0] if spec.keys else None, "jump": jump}  # fmt: skip
+    return chosen, list(lines({key: value for key, value in said.items() if value is not None}))
+
+
+def demand_free(path: Path, name: str) -> None:
+    """Raise UsageError where a host of this name cannot be added to the inventory at `path`."""
+    from opsctl.inventory import edit
+
+    edit.add_host(_text(path), path, name, [])
+
+
+def add(path: Path, name: str, entry: Sequence[str], group: str | None = None) -> None:
+    """Add a host to the inventory at `path`, with lines of what is said of it. Raises UsageError: nothing changed."""
+    from opsctl import localfiles
+    from opsctl.inventory import edit
+
+    changed = edit.add_host(_text(path), path, name, entry, group)
+    try:
+        localfiles.replace(path, changed)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def import_(path: Path, to: Path) -> list[str]:
+    """Write an inventory of ours at `to`, where nothing is yet, from one of Ansible's; what it leaves out, by line.
+
+    Raises UsageError: nothing written.
+    """
+    from opsctl.inventory import edit
+
+    text, told = edit.imported(_text(path).encode(), path, to)
+    try:
+        with open(to, "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UsageError(f"{to} is here already: nothing was written", hint="choose another with --to") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {to}: {error.strerror}") from None
+    return told
+
+
+def _text(path: Path) -> str:
+    from opsctl.localfiles import read_text
+
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read {path}: {reason}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ def written(case: dict[str, Any], folder: Path) -> Path:
     for name, text in case["files"].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return folder / next(iter(case["files"]))
+    first: str = next(iter(case["files"]))
+    return folder / first
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "hosts" in c], ids=lambda c: c["name"])

@@ -140,18 +140,30 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_nothing_is_ever_overwritten(practice: PracticeHost, run: Run, project: Path) -> None:
-    mine = "hosts: {mine: {}}\n"
+def test_a_second_host_is_added_and_nothing_else_overwritten(practice: PracticeHost, run: Run, project: Path) -> None:
+    mine = "# mine\nhosts:\n  first:\n    address: 192.0.2.1 # the rack's own\n"
     (project / "inventory.yaml").write_text(mine)
-    said = run("init", *reach(practice))
-    assert said.code == Exit.USAGE
-    assert (project / "inventory.yaml").read_text() == mine
-    assert list(project.iterdir()) == [project / "inventory.yaml"]
-    (project / "inventory.yaml").unlink()
     (project / "playbooks").mkdir()
-    (project / "playbooks/health.yaml").write_text("mine\n")
-    assert run("init", *reach(practice)).code == Exit.DONE
-    assert (project / "playbooks/health.yaml").read_text() == "mine\n"
+    (project / "playbooks/health.yaml").write_text("- hosts: first\n")
+    said = run("init", *reach(practice))
+    assert said.code == Exit.DONE, said.err
+    assert "added box to inventory.yaml" in said.out
+    assert "kept playbooks/health.yaml, which was here already: say `hosts: servers`" in said.err
+    assert (project / "inventory.yaml").read_text().startswith(mine)
+    assert (project / "playbooks/health.yaml").read_text() == "- hosts: first\n"
+    inventory = load(project / "inventory.yaml")
+    assert (list(inventory.hosts), inventory.groups) == (["first", "box"], {"servers": ("box",)})
+    again = run("init", *reach(practice)[:-1], "other")
+    assert again.code == Exit.DONE, again.err
+    assert load(project / "inventory.yaml").groups == {"servers": ("box", "other")}
+    assert "health.yaml" in again.err
+    assert "probe.yaml" in again.err
+    assert "probe.yaml, which was here already:" not in again.err
+    before = (project / "inventory.yaml").read_text()
+    assert "there is a host 'box' already" in run("init", *reach(practice)).err
+    (project / "inventory.yaml").write_text("all: {hosts: {a: }}\n")
+    assert "opsctl inventory import" in run("init", *reach(practice)).err
+    assert before.count("health:") == 2
 
 
 def test_an_unknown_key_is_shown_and_not_trusted(practice: PracticeHost, run: Run, project: Path) -> None:

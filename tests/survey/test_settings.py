@@ -148,11 +148,11 @@ def test_the_playbooks_fit(tmp_path: Path) -> None:
     for foreign in (True, False):
         what = found(K25, unit=None if foreign else "sglang.service")
         for name in write.PLAYBOOKS:
-            text = write.playbook((shipped("playbooks") / f"{name}.yaml").read_text(), "k25", what)
+            text = write.playbook((shipped("playbooks") / f"{name}.yaml").read_text(), what)
             path = tmp_path / f"{name}.yaml"
             path.write_text(text)
             (play,) = load_playbook(path).plays
-            assert "  hosts: k25\n" in text
+            assert "  hosts: servers\n" in text
             assert "hosts: all" not in text
             assert "adopt: true" not in text  # what runs there is taken over when a person says so, not when it was met
             assert "adopt" not in play.keys.params or play.keys.params["adopt"].default is False
