@@ -19,10 +19,9 @@ from opsctl.engine.hostrun import HostRun, PlayOnHost
 from opsctl.engine.model import duration_of
 from opsctl.engine.prepare import converted
 from opsctl.engine.scope import Scope
-from opsctl.engine.session import RunInfo, Session
+from opsctl.engine.session import Interrupted, RunInfo, Session
 from opsctl.engine.tasks import Play
 from opsctl.engine.undo import tell_undone, undo
-from opsctl.engine.waiting import Interrupted
 from opsctl.errors import Conflict, Damaged, Exit, GateFailed, Locked, OpsctlError, Place, Unreachable, UsageError
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change

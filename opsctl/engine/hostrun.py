@@ -15,10 +15,9 @@ from opsctl.engine.prefetch import Prefetch
 from opsctl.engine.prepare import Prepared, TaskContext, prepare, renewed
 from opsctl.engine.result import Result, together
 from opsctl.engine.scope import Layer, Scope
-from opsctl.engine.session import Session
+from opsctl.engine.session import Interrupted, Session
 from opsctl.engine.tasks import Block, Node, Play, Task
 from opsctl.engine.unknown import Undecided, Unknown
-from opsctl.engine.waiting import Interrupted
 from opsctl.errors import OpsctlError, TaskFailed, Unreachable, UsageError
 from opsctl.modules.contract import Action
 from opsctl.remote.agent_client import Pending

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from opsctl import modules
-from opsctl.engine import ansible, find, shelltext, usage
+from opsctl.engine import ansible, find, usage
 from opsctl.engine.loader import load_playbook
 from opsctl.engine.tasks import Play, Playbook, Task
 from opsctl.engine.templating import At
@@ -157,11 +160,11 @@ def _commands(play: Play, hosts: frozenset[str]) -> Iterator[Finding]:
         text, kind = task.args.get("cmd"), modules.get(task.module).command_line
         if kind is None or task.args.get("read_only") or not text:
             continue
-        instead = instead or {program: name for name in modules.names() for program in modules.get(name).programs}
+        instead = instead or {each: name for name in modules.names() for each in modules.get(name).programs}
         if kind == "shell":
-            found = list(shelltext.programs(str(text)))
+            found = list(programs(str(text)))
         else:
-            found = [shelltext.program(text.split() if isinstance(text, str) else [str(w) for w in text])]
+            found = [program(text.split() if isinstance(text, str) else [str(w) for w in text])]
         for name in dict.fromkeys(found):
             if name in instead:
                 message = f"{name} in {task.module}: the module {instead[name]} can be checked and undone"
@@ -251,3 +254,39 @@ RULES: tuple[Rule, ...] = (
     Rule("file", "A local file that a task needs is not there."),
     Rule("flag", "A host's `launch` has a flag that no SGLang takes (needs the inventory)."),
 )
+
+
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_HERE = re.compile(r"(?<!<)<<-?\s*['\"]?[A-Za-z_]")  # what follows such a line is a text, up to a word that it names
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_BEFORE = {"sudo", "env", "exec", "time", "if", "then", "elif", "else", "while", "until", "do", "!", "{"}
+_ENDS = "();|&\n"  # what ends a command; with < or > it is a redirection
+_PIPE = re.compile(r"(^|[^|])\|&?\s*$")
+
+
+def program(words: Sequence[str]) -> str:
+    """The program that a command is about: what comes before it says as whom, with which environment, and when."""
+    rest = (word for word in words if word not in _BEFORE and not _ASSIGNMENT.match(word))
+    return next(rest, "").rpartition("/")[2]
+
+
+def programs(text: str) -> Iterator[str]:
+    """The programs of shell text in their order, up to what cannot be told; those are left out that only filter."""
+    plain = _COMMENT.sub("", _TEMPLATE.sub("x", _HERE.split(text)[0])).replace("\\\n", " ")
+    lexer = shlex.shlex(plain, posix=True, punctuation_chars=_ENDS + "<>")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    piped = False
+    try:
+        for word in chain(lexer, "\n"):
+            if not set(word) <= set(_ENDS):
+                words.append(word)
+                continue
+            found = program(words)
+            if found and (not piped or found == "tee"):
+                yield found
+            if words or word.strip():
+                piped, words = _PIPE.search(word) is not None, []
+    except ValueError:  # a quote without its end
+        return

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from opsctl import __version__, runname
-from opsctl.engine import find, params, past_runs, preflight, select, templating, usage
+from opsctl.engine import find, params, past_runs, preflight, templating, usage
 from opsctl.engine.connections import Connections
 from opsctl.engine.events import Event, RunEnded, RunStarted
 from opsctl.engine.execute import Reverted
@@ -107,8 +107,8 @@ def plan(options: Options, inventory: Inventory) -> Plan:
     limit = None if options.limit is None else {h.name for h in inventory.select(options.limit)}
     if options.recorded:  # a run goes on where it was to go, and nowhere else
         limit = {*options.recorded.hosts} if limit is None else limit & {*options.recorded.hosts}
-    select.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
-    start = select.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
+    preflight.check_tags(playbook.plays, [*options.tags, *options.skip_tags])
+    start = preflight.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
     run = options.resume or runname.new()
     chosen_hosts = [_hosts(play, inventory, limit) for play in playbook.plays]
     names = {name for hosts in chosen_hosts for host in hosts for name in host.variables}
@@ -148,7 +148,7 @@ def _stage(
         task.number
         for task in play.all_tasks()
         if (task in play.handlers or (index, task.number) >= start)
-        and (task in play.handlers or select.by_tags(task, options.tags, options.skip_tags))
+        and (task in play.handlers or preflight.by_tags(task, options.tags, options.skip_tags))
     )
     return Stage(index, play, hosts, given, layers, chosen, _uses_facts(play))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ from typing import Any
 
 from opsctl.engine import hostlock, past_runs
 from opsctl.engine.connections import Connected
-from opsctl.engine.waiting import pause
-from opsctl.errors import AuthFailed, HostKeyError, Locked, OpsctlError, RemoteError, Unreachable
+from opsctl.errors import AuthFailed, Exit, HostKeyError, Locked, OpsctlError, RemoteError, Unreachable
 from opsctl.inventory import InventoryHost
 from opsctl.modules.contract import Change
 from opsctl.remote import steps
@@ -314,3 +314,24 @@ class Session:
     def close(self) -> None:
         if self.connecting.done() and not self.connecting.cancelled() and not self.connecting.exception():
             self.connecting.result().remote.close()
+
+
+TICK = 0.2
+
+
+class Interrupted(OpsctlError):
+    """The user stopped the run."""
+
+    exit_code = Exit.INTERRUPTED
+
+
+def pause(seconds: float, cancelled: Callable[[], bool], host: str) -> None:
+    """Wait. Raises Interrupted once the run is stopped."""
+    end = time.monotonic() + seconds
+    while True:
+        if cancelled():
+            raise Interrupted("stopped", where=host)
+        left = end - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(TICK, left))

@@ -7,9 +7,12 @@ host are data, whatever braces they hold.
 
 from __future__ import annotations
 
+import json
+import posixpath
 import re
+import shlex
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -19,7 +22,6 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.nativetypes import NativeTemplate
 
 from opsctl.engine.bounded import BoundedEnvironment, ValueGenerator, bounded, rendering
-from opsctl.engine.filters import FILTERS, PATTERNS, TESTS
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import Place, UsageError
 from opsctl.patterns import compiled
@@ -345,3 +347,34 @@ def _said(error: BaseException) -> str:
 def _kind(value: Any) -> str:
     kinds = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a mapping", type(None): "nothing"}
     return kinds.get(type(value), type(value).__name__)
+
+
+def _ends(key: str) -> Callable[[Any], bool]:
+    def test(result: Any) -> bool:
+        if isinstance(result, Unknown):
+            str(result)  # raises Undecided
+        if not isinstance(result, Mapping) or key not in result:
+            raise UsageError(f"`is {key}` asks for the registered result of a task, got {one_line(repr(result), 40)}")
+        return bool(result[key])
+
+    return test
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "basename": posixpath.basename,
+    "dirname": posixpath.dirname,
+    "quote": lambda value: shlex.quote(str(value)),
+    "to_json": lambda value, indent=None: json.dumps(value, indent=indent, ensure_ascii=False),
+    "from_json": json.loads,
+    "regex_replace": lambda value, pattern, replacement: compiled(pattern).sub(replacement, value),
+    "regex_search": lambda value, pattern: found.group(0) if (found := compiled(pattern).search(value)) else "",
+}
+PATTERNS = ("regex_replace", "regex_search", "match", "search")  # filters and tests that take one first
+TESTS: dict[str, Callable[..., Any]] = {
+    "match": lambda value, pattern: compiled(pattern).match(value) is not None,
+    "search": lambda value, pattern: compiled(pattern).search(value) is not None,
+    "changed": _ends("changed"),
+    "failed": _ends("failed"),
+    "skipped": _ends("skipped"),
+    "succeeded": lambda result: not _ends("failed")(result),
+}

@@ -1,8 +1,8 @@
 """Choosing hosts of the inventory and doing something on each, over connections that may have begun already.
 
-Connecting can begin before the command line is read, where it is known to be right: see `opsctl.engine.known`. Reading
-it, the inventory and the playbook takes as much time as the round trips of a connection. Imports only what connecting
-needs.
+Connecting can begin before the command line is read, where it is known to be right: see `opsctl.engine.connections`.
+Reading it, the inventory and the playbook takes as much time as the round trips of a connection. Imports only what
+connecting needs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opsctl.engine import known
-from opsctl.engine.connections import Connections
+from opsctl.engine.connections import Connections, First, first, remember
 from opsctl.errors import OpsctlError, UsageError
 from opsctl.remote.spec import ConnectionSpec
 from opsctl.secret_sources import know
@@ -123,19 +122,19 @@ class Early:
         if self._looked or not self.words:
             return
         self._looked = True
-        first = known.first(self.words)
-        if first is None or not first.hosts:
+        begins = first(self.words)
+        if begins is None or not begins.hosts:
             return
-        self.connections.at_once = first.at_once
-        self.connections.begin(first.hosts)
-        if any(spec.connection == "ssh" for spec in first.hosts):
+        self.connections.at_once = begins.at_once
+        self.connections.begin(begins.hosts)
+        if any(spec.connection == "ssh" for spec in begins.hosts):
             # Loaded before anything else: the connection waits for it, and imports side by side slow each other down.
             import opsctl.remote.ssh  # noqa: F401
 
     def remember(self, files: Iterable[str | Path], hosts: Iterable[ConnectionSpec], at_once: int) -> None:
         """Note what a command line that has turned out right begins with."""
         if self.words:
-            known.remember(self.words, map(str, files), known.First(tuple(hosts), at_once))
+            remember(self.words, map(str, files), First(tuple(hosts), at_once))
 
 
 _early = Early()

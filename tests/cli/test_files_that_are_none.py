@@ -16,7 +16,7 @@ from opsctl import localfiles, modules, patchfiles
 from opsctl.agent.source import survey
 from opsctl.agent.stage import receive, releases
 from opsctl.drafter import compare
-from opsctl.engine import known, loader
+from opsctl.engine import connections, loader
 from opsctl.errors import OpsctlError
 from opsctl.gpu.read import bundle
 from opsctl.modules.contract import Module
@@ -99,7 +99,7 @@ def test_hints_and_surveys_pass_it_by(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     assert survey._architecture(str(tmp_path / "config.json")) is None
     with pytest.raises(OSError, match="it is a pipe"):
-        known._digest(tmp_path / "config.json")
+        connections._digest(tmp_path / "config.json")
 
 
 def test_what_a_shell_hands_over_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from opsctl.cli.options import Showing
 from opsctl.cli.playing import play
-from opsctl.engine import known
+from opsctl.engine import connections
 from opsctl.engine.events import Event, HostEnded, UndoStep
 from opsctl.engine.options import Options
 from opsctl.errors import Exit, UsageError
@@ -182,7 +182,7 @@ def test_a_wrong_playbook_touches_no_host_even_if_it_was_right_before(
         project.write(tasks(1))
         early.begin(words)
         assert play(options, Showing(output="jsonl")) == Exit.DONE
-        assert known.first(words)  # the next run of the same would connect at once
+        assert connections.first(words)  # the next run of the same would connect at once
         before = over_ssh.connections
         project.write(wrong)
         early.begin(words)

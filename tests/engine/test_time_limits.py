@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from opsctl import modules
-from opsctl.engine import watched
+from opsctl.engine import execute
 from opsctl.engine.events import TaskEnded, TaskStarted
 from opsctl.errors import Exit
 from opsctl.modules.contract import Action
@@ -54,7 +54,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     project = Project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agent_client, "GRACE", 0.5)  # these hosts never use what they are given
-    monkeypatch.setattr(watched, "CLEANING_UP", 0.5)
+    monkeypatch.setattr(execute, "CLEANING_UP", 0.5)
     files = tmp_path / "files"
     files.mkdir()
     (files / "long").write_bytes(os.urandom(IN_FRAME + 1))

@@ -13,7 +13,7 @@ import pytest
 
 from opsctl import modules
 from opsctl.agent.core import dispatch
-from opsctl.engine.waiting import Interrupted
+from opsctl.engine.session import Interrupted
 from opsctl.errors import RemoteError, Unreachable
 from opsctl.modules import copy
 from opsctl.modules.contract import Change, Module, Progress

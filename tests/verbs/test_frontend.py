@@ -81,7 +81,7 @@ def test_an_assistant_deploys_measures_and_takes_back(
     measured = probe.probe(probe.Where(inventory=inventory, host="practice"), plan, front=front)
     assert measured is not None
     assert measured.probed.result["accept_length"]["mean"] > 1.5
-    diagnosis, _ = diagnose.diagnose(choose_one(inventory, None), diagnose.Asked(), front=front)
+    diagnosis = diagnose.diagnose(choose_one(inventory, None), diagnose.Asked(), front=front).diagnosis
     assert diagnosis.cause is None
     assert only(logs.summary(hosts, front)).starts
 
