@@ -55,6 +55,8 @@ def init(
     from opsctl.verbs import init as verb
 
     extends = Path(verb.INVENTORY).exists()
+    if extends:
+        verb.demand_free(name)
     spec = verb.spec(_named(host, user, key, port, local), user=user, key=key, port=port, host_key=host_key)
     found = verb.look(spec, server_port, _trusts if sys.stdin.isatty() else None, TERMINAL)
     reached = verb.reached(spec, found, name)

@@ -226,7 +226,7 @@ class Meaning:
         self._connection()
         self._ssh_arguments("before")
         if (file := self._plainly("key")) is not None and file.value:
-            self._put("key", [*self.settings.get("key", []), str(file.value)], file.place)
+            self._put("key", [*self.settings.get("key", []), _from_here(str(file.value))], file.place)
         if (timeout := self._plainly("timeout")) is not None and "timeouts" not in self.settings:
             self._put("timeouts", {"connect": timeout.value}, timeout.place)
         self._ssh_arguments("after")
@@ -406,16 +406,16 @@ class Meaning:
             case "proxycommand" if jump := _jump(value):
                 our, meant = "jump", [jump]
             case "identityfile":
-                self._put("key", [*self.settings.get("key", []), value], place)
+                self._put("key", [*self.settings.get("key", []), _from_here(value)], place)
                 return True
             case "port":
                 our, meant = "port", int(value) if value.isdigit() else value
             case "user":
                 our, meant = "user", value
             case "configfile":
-                our, meant = "ssh_config", value
+                our, meant = "ssh_config", _from_here(value)
             case "userknownhostsfile" if value not in ("/dev/null", "none"):
-                our, meant = "known_hosts", value.split()
+                our, meant = "known_hosts", [_from_here(one) for one in value.split()]
             case "connecttimeout" if value.isdigit():
                 our, meant = "timeouts", {"connect": int(value)}
             case _:
@@ -447,6 +447,11 @@ def _options(words: Sequence[str]) -> list[tuple[str, str, str]]:
         else:
             found.append((_LETTERS.get(letter, word[:2]), value, shown))
     return found
+
+
+def _from_here(path: str) -> str:
+    """A path as ssh takes it from Ansible: relative to where the command runs, not to the inventory."""
+    return path if path.startswith("~") else str(Path.cwd() / path)
 
 
 def _jump(command: str) -> str | None:

@@ -282,9 +282,10 @@ def _settled(found: Groups) -> Groups:
     named = {host for name, group in found.groups.items() if name not in ("all", "ungrouped") for host in group.hosts}
     alone = {name: host.place for name, host in found.hosts.items() if name not in named}
     group = found.groups.pop("ungrouped", None)
-    if alone:
-        place = next(iter(alone.values()))
-        found.groups["ungrouped"] = AnsibleGroup(place, alone, own=group.own if group else {})
+    if alone or (group and group.children):
+        group = group or AnsibleGroup(next(iter(alone.values())))
+        group.hosts = alone
+        found.groups["ungrouped"] = group
     return found
 
 

@@ -34,7 +34,7 @@ def add_host(text: str, path: Path, name: str, entry: Sequence[str], group: str 
 
     Raises UsageError where the file is wrong, is none of ours, has the name already, or cannot be added to.
     """
-    before = _ours(text, path)
+    before = own(text, path)
     for kind, names in (("host", before.hosts), ("group", before.groups)):
         if name in names:
             raise UsageError(f"there is a {kind} {name!r} already", where=str(path), hint="choose another --name")
@@ -57,7 +57,8 @@ def add_host(text: str, path: Path, name: str, entry: Sequence[str], group: str 
     return changed
 
 
-def _ours(text: str, path: Path) -> Inventory:
+def own(text: str, path: Path) -> Inventory:
+    """The inventory in a text, where it is one of ours. Raises UsageError."""
     if isinstance(read_inventory(path, text.encode()), Translated):
         raise UsageError(
             "an inventory of Ansible's is read, and never changed",

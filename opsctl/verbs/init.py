@@ -107,8 +107,8 @@ def reached(spec: ConnectionSpec, found: Found, name: str | None) -> Reached:
     return Reached(chosen, {k: v for k, v in said.items() if v is not None})
 
 
-def demand_free(name: str) -> None:
-    """Raise UsageError where the host cannot be added to the inventory that is here."""
+def demand_free(name: str | None) -> None:
+    """Raise UsageError where no host, or none of this name, can be added to the inventory that is here."""
     from opsctl.verbs import inventory
 
     inventory.demand_free(Path(INVENTORY), name)

@@ -61,11 +61,14 @@ def entry(spec: ConnectionSpec, name: str | None, jump: str | None = None) -> tu
     return chosen, list(lines({key: value for key, value in said.items() if value is not None}))
 
 
-def demand_free(path: Path, name: str) -> None:
-    """Raise UsageError where a host of this name cannot be added to the inventory at `path`."""
+def demand_free(path: Path, name: str | None) -> None:
+    """Raise UsageError where no host, or none of this name, can be added to the inventory at `path`."""
     from opsctl.inventory import edit
 
-    edit.add_host(_text(path), path, name, [])
+    if name is None:
+        edit.own(_text(path), path)
+    else:
+        edit.add_host(_text(path), path, name, [])
 
 
 def add(path: Path, name: str, entry: Sequence[str], group: str | None = None) -> None:

@@ -64,10 +64,14 @@ def said(host: InventoryHost, key: str, folder: Path) -> Any:
         case Secret():
             return value.reveal()
         case list():
-            return [one.replace(str(folder), "FOLDER") for one in value]
+            return [said_of(one, folder) for one in value]
         case str():
-            return value.replace(sys.executable, "PYTHON")
+            return said_of(value, folder)
     return value.connect if key == "timeouts" and value else value
+
+
+def said_of(text: str, folder: Path) -> str:
+    return text.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON").replace(str(Path.cwd()), "HERE")
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "error" in c], ids=lambda c: c["name"])

@@ -187,7 +187,7 @@ def test_an_import_says_the_same(tmp_path: Path, case: dict[str, Any], monkeypat
             "sglang",
         ):
             assert (name, key, getattr(ours, key)) == (name, key, getattr(mine, key))
-        assert set(after.hosts[name].groups) == set(host.groups) - {"ungrouped"}
+        assert {*after.hosts[name].groups, "ungrouped"} == {*host.groups, "ungrouped"}
         for key, value in mine.vars.items():
             if not key.startswith("ansible_") and "secret" not in repr(value):
                 theirs = ours.vars[key]

@@ -11,6 +11,7 @@ from opsctl.errors import UsageError
 from opsctl.inventory import Inventory, load
 from opsctl.secret import mask
 from opsctl.text import printable
+from tests.commands import opsctl
 from tests.mutation import mutated
 
 GOOD = """\
@@ -132,6 +133,37 @@ def test_what_is_wrong_is_told_with_its_place(
     assert str(error.where).endswith(f"inventory.yaml:{line}:{column}"), str(error)
     for word in words:
         assert word in f"{error} {error.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("hosts:\n  a: {adress: 1}\n  b: {port: ssh}\ngroups:\n  g: {user: [x]}\n", [2, 3, 5]),
+        ("hosts:\n  a b:\n  c:\ngroups:\n  g: {hosts: [d, c]}\n  h: {children: [i]}\n", [2, 5, 6]),
+    ],
+)
+def test_several_mistakes_are_told_at_once(tmp_path: Path, text: str, lines: list[int]) -> None:
+    with pytest.raises(UsageError) as caught:
+        inventory(tmp_path, text)
+    assert [one.where.line for one in caught.value.all] == lines  # type: ignore[union-attr]
+    (tmp_path / "inventory.yaml").write_text(text)
+    told = opsctl("inventory", "list", folder=tmp_path).err
+    assert [line for line in lines if f"inventory.yaml:{line}:" in told] == lines
+
+
+def test_folders_of_variables_beside_an_inventory_of_ours_are_told(tmp_path: Path) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text("x: 1\n")
+    [note] = inventory(tmp_path, "hosts: {a: {}}\n").notes
+    assert "group_vars: not read" in note
+    assert "x" not in inventory(tmp_path, "hosts: {a: {}}\n").hosts["a"].variables
+
+
+def test_a_folder_is_no_inventory(tmp_path: Path) -> None:
+    (tmp_path / "hosts.ini").write_text("a\n")
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path)
+    assert "hosts.ini" in str(caught.value.hint)
 
 
 def test_yaml_guesses_nothing(tmp_path: Path) -> None:
