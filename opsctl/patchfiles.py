@@ -18,11 +18,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from opsctl.agent.source.source import PREFIXES
 from opsctl.errors import UsageError
 from opsctl.localfiles import read as read_bytes
 from opsctl.schema_errors import validate
 from opsctl.sglang.patches.own import EndState, Wanted, function_in
+from opsctl.wire.source_tree import PREFIXES
 from opsctl.yaml_source import read_yaml
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)

@@ -15,25 +15,24 @@ PACKAGE = Path(__file__).parents[1] / "opsctl"
 # Plain files at the top that anybody but the agent may use.
 SHARED = {
     *("__version__", "answers", "errors", "findings", "http_client", "quantities", "runname", "schema_errors"),
-    *("localfiles", "patterns", "secret", "secret_sources", "text"),
+    *("localfiles", "patterns", "secret", "secret_sources", "text", "this_machine"),
 }
-DOMAIN = {"agent", "drafter", "gpu", "sglang", "wire"}
+DOMAIN = {"drafter", "gpu", "sglang", "wire"}
 MAY_KNOW = {
     "wire": set(),
     "agent": {"wire"},
-    "remote": {"agent", "wire"},
-    "drafter": {"agent", "wire", "sglang.releases"},  # facts of the releases; their room knows nothing of the rest
+    "remote": {"wire"},
+    "drafter": {"wire", "sglang.releases"},  # facts of the releases; their room knows nothing of the rest
     "gpu": {"inventory", "wire"},
-    "sglang": {"agent", "drafter", "gpu", "inventory", "wire"},
+    "sglang": {"drafter", "gpu", "inventory", "wire"},
     "survey": {"gpu", "sglang", "wire"},
     "inventory": {"remote", "wire", "yaml_source"},
     "practice": set(),
     "modules": {*DOMAIN, "inventory", "remote", "patchfiles", "yaml_source"},
     "engine": {"wire", "inventory", "modules", "patchfiles", "remote", "yaml_source"},
-    "report": {*DOMAIN, "engine", "modules"} - {"agent"},
+    "report": {*DOMAIN, "engine", "modules"},
     "verbs": {*DOMAIN, "remote", "inventory", "survey", "modules", "patchfiles", "engine"},
-    "cli": {*DOMAIN, "inventory", "survey", "modules", "patchfiles", "engine", "report", "verbs", "practice"}
-    - {"agent"},
+    "cli": {*DOMAIN, "inventory", "survey", "modules", "patchfiles", "engine", "report", "verbs", "practice"},
 }
 
 
@@ -63,6 +62,17 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
         if not any(f"{name}.".startswith(f"opsctl.{known}.") for known in allowed)
     ]
     assert wrong == []
+
+
+def test_only_who_runs_it_in_this_process_imports_the_agent() -> None:
+    """Hosts are sent its source as text (remote/bundle.py); what both ends share lies in wire."""
+    importers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for _, name in imported(path)
+        if f"{name}.".startswith("opsctl.agent.") and PACKAGE / "agent" not in path.parents
+    }
+    assert importers == {"this_machine.py"}
 
 
 def test_facts_of_releases_know_nothing_above_them() -> None:

@@ -50,17 +50,17 @@ def check(
 
     Exit code 0: nothing is needed, 3: a patch is needed, 8: a patch is in conflict with the tree.
     """
-    from opsctl import patchfiles
+    from opsctl import patchfiles, this_machine
     from opsctl.sglang.patches import patching, patchset
-    from opsctl.sglang.source.tree import here, load
+    from opsctl.sglang.source.tree import load
 
     reporting = Reporting("patch check", output, junit, summary, as_json)
     with reporting.errors():
         _demand_class(for_target)
         extra = patchfiles.read(own) if own else patchfiles.Own()
         chosen = (*patchset.select(patches or (), target=for_target), *extra.states)
-        found = load(here, str(tree), patchset.classes(chosen), patchset.files(chosen))
-        tried = here(patching.trying(found.root, [d.text for d in extra.diffs]))
+        found = load(this_machine.call, str(tree), patchset.classes(chosen), patchset.files(chosen))
+        tried = this_machine.call(patching.trying(found.root, [d.text for d in extra.diffs]))
         wanted = patchset.for_target(found, chosen, None if patches else for_target)
         plan = patching.plan(found, wanted, *patching.tried([d.name for d in extra.diffs], tried))
     report = plan.report

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opsctl import this_machine
 from opsctl.drafter.case import Case, Serving, converted_name
-from opsctl.drafter.folder import Folder, Reader, Tensor, here
+from opsctl.drafter.folder import Folder, Reader, Tensor
 from opsctl.drafter.vocab_map import TableKind, fingerprint
 from opsctl.errors import Conflict, Unreadable, UsageError
 from opsctl.localfiles import opened
@@ -148,7 +149,7 @@ def compare_folders(
     counts: Mapping[str, int] | None = None,
     specials: Mapping[str, int] | None = None,
     top: int = 10,
-    read: Reader = here,
+    read: Reader = this_machine.call,
     read_b: Reader | None = None,
 ) -> Comparison:
     """Compare two gathered folders; weights are compared by digest where names, types and shapes agree.

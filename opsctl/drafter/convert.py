@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from opsctl import __version__
+from opsctl import __version__, this_machine
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.convert_plan import Part, Plan, Refused, plan
 from opsctl.drafter.embedding import compared
-from opsctl.drafter.folder import Folder, here, open_folder
+from opsctl.drafter.folder import Folder, open_folder
 from opsctl.drafter.judge import Judgement, judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Verdict
@@ -79,7 +79,8 @@ def convert_folder(
     Raises Refused with the reason, UsageError when the destination cannot be used, Conflict when the source changes.
     """
     folder = open_folder(source, follow_links=follow_links)
-    planned = plan(Case(folder, target, Serving(tp=1), compared(folder, here, target_path, here)))
+    likeness = compared(folder, this_machine.call, target_path, this_machine.call)
+    planned = plan(Case(folder, target, Serving(tp=1), likeness))
     final = Path(destination)
     partial = final.with_name(final.name + ".partial")
     _destination_free(folder, final, planned)

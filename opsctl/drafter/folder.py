@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from opsctl import this_machine
 from opsctl.drafter.settings import Settings, of_drafter
 from opsctl.errors import OpsctlError, RemoteError, UsageError
 from opsctl.wire.calls import checkpoint
 from opsctl.wire.calls.checkpoint import checkpoint_config, checkpoint_gather
-from opsctl.wire.protocol import AgentError, Call, Context, Reply
+from opsctl.wire.protocol import AgentError, Call, Reply
 
 Reader = Callable[[Call[Any]], Reply[Any]]
 QUANTIZATION = "hf_quant_config.json"  # ModelOpt's; read where config.json says nothing of quantisation
@@ -59,7 +60,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a file could not be read. `code`: one word of opsctl.agent.checkpoint.safetensors.Damaged."""
+    """Why a file could not be read. `code`: one word, as wire.calls.checkpoint.Problem has it."""
 
     code: str
     text: str
@@ -144,17 +145,8 @@ def convert_command(path: str, *, there: bool) -> str:
     return f"opsctl drafter convert {shlex.quote(path)} NEW"
 
 
-def here(call: Call[Any]) -> Reply[Any]:
-    """The reader for folders on this machine: the agent's functions, called in this process."""
-    from opsctl.agent.checkpoint import reading
-
-    function = reading.CALLS[call.name.removeprefix("checkpoint.")]
-    result = function(Context(), **call.args)
-    return result if isinstance(result, Reply) else Reply(result)
-
-
 def open_folder(
-    path: str, read: Reader = here, *, full: bool = False, follow_links: bool = False, there: bool = False
+    path: str, read: Reader = this_machine.call, *, full: bool = False, follow_links: bool = False, there: bool = False
 ) -> Folder:
     """Gather the folder at `path`. Raises UsageError when there is none, RemoteError from a host.
 
@@ -192,7 +184,7 @@ def open_folder(
     )
 
 
-def read_config(path: str, read: Reader = here) -> Settings:
+def read_config(path: str, read: Reader = this_machine.call) -> Settings:
     """The config.json of a target folder; its weights, hundreds of gigabytes, are left alone. Raises UsageError."""
     try:
         reply = read(checkpoint_config(path))

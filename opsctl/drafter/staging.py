@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opsctl.agent.stage import source_files
+from opsctl import this_machine
 from opsctl.drafter.chunks import Chunk, Copy, Plan, Range, joined, plan
 from opsctl.errors import UsageError
-from opsctl.wire.calls import stage
-from opsctl.wire.calls.stage import Held, SourceFound, Span
+from opsctl.wire.calls.stage import Held, SourceFound, Span, stagesource_outline, stagesource_read
 from opsctl.wire.chunking import BLOCK_DIGEST, blocks_in, key, spans_of
-from opsctl.wire.protocol import AgentError, Context
+from opsctl.wire.protocol import AgentError, Call
 
 RESERVE = 64 << 20  # bytes left free on the host's disk
 
@@ -48,11 +47,12 @@ class Source:
         return sum(self.sizes.values())
 
     @classmethod
-    def of(cls, told: SourceFound, blocks: Mapping[str, bytes] | None = None) -> Source:
-        """From what the agent tells of a folder that it has read."""
+    def of(cls, told: SourceFound, blocks: bytes = b"") -> Source:
+        """From what the agent tells of a folder that it has read, and the digests of all its blocks."""
         files = {name: tuple((c[0], c[1], c[2]) for c in chunks) for name, chunks in told["files"].items()}
         stats = {name: (stat[0], stat[1], stat[2]) for name, stat in told["stats"].items()}
-        return cls(told["path"], told["digest"], files, stats, blocks or {})
+        shares = _shares(files) if blocks else ()
+        return cls(told["path"], told["digest"], files, stats, {name: blocks[start:end] for name, start, end in shares})
 
     def plan(self, have: Sequence[Held], similar: bytes = b"", done: Sequence[Span] = ()) -> Plan:
         """How the release comes together.
@@ -159,13 +159,7 @@ def _chunks(files: Mapping[str, Sequence[Sequence[Any]]]) -> list[Chunk]:
 def outline_source(path: Path, *, follow_links: bool = False) -> Source:
     """A local folder without reading it, unless all of it is remembered. Raises UsageError as `read_source`."""
     with _told(path):
-        folder = source_files.outline(str(path), follow_links)
-        if not folder.unknown:
-            return _finished(folder, lambda: False)
-        chunks: dict[str, list[stage.Chunk]] = {name: [] for name in folder.stats}
-        for name, start, end in folder.chunks:
-            chunks[name].append((start, end, ""))
-        return Source.of({"path": folder.path, "digest": "", "files": chunks, "stats": folder.stats})
+        return _source(stagesource_outline(str(path), follow_links))
 
 
 def read_source(path: Path, *, follow_links: bool = False, cancelled: Callable[[], bool] = lambda: False) -> Source:
@@ -173,8 +167,13 @@ def read_source(path: Path, *, follow_links: bool = False, cancelled: Callable[[
 
     Raises UsageError: no folder, nothing in it, links that leave it, changed while read.
     """
-    with _told(path):
-        return _finished(source_files.outline(str(path), follow_links), cancelled)
+    with _told(path), _turn(cancelled):  # a second host waits for what the first one has begun
+        outlined = _source(stagesource_outline(str(path), follow_links))
+        known = outlined if outlined.digest else _read.get(outlined.path)
+        if known is None or known.stats != outlined.stats:
+            known = _source(stagesource_read(str(path), follow_links), cancelled)
+        _read[outlined.path] = known
+        return known
 
 
 _LOOK = 0.1  # seconds between looks whether the run is to stop
@@ -182,13 +181,9 @@ _read: dict[str, Source] = {}
 _reading = threading.Lock()
 
 
-def _finished(folder: source_files.Outline, cancelled: Callable[[], bool]) -> Source:
-    with _turn(cancelled):  # a second host waits for what the first one has begun
-        known = _read.get(folder.path)
-        if known is None or known.stats != folder.stats:
-            found = source_files.finish(_Reading(cancelled), folder)
-            known = _read[folder.path] = Source.of(found.told(), found.blocks)
-        return known
+def _source(call: Call[SourceFound], cancelled: Callable[[], bool] = lambda: False) -> Source:
+    reply = this_machine.call(call, cancelled=cancelled)
+    return Source.of(reply.result, reply.body)
 
 
 @contextlib.contextmanager
@@ -224,11 +219,3 @@ def demand_unchanged(source: Source, now: Mapping[str, tuple[int, int, int]]) ->
                 where=source.path,
                 hint="run it again when the folder is complete; what has arrived is not sent twice",
             )
-
-
-class _Reading(Context):
-    def __init__(self, cancelled: Callable[[], bool]) -> None:
-        self._cancelled = cancelled
-
-    def cancelled(self) -> bool:
-        return self._cancelled()

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.agent.files.states import hidden
 from opsctl.errors import OpsctlError, Unreachable, UsageError
 from opsctl.localfiles import demand_file, opened, read
 from opsctl.modules.contract import Change, FileDiff, Module, Progress, Site
@@ -25,6 +24,7 @@ from opsctl.text import size
 from opsctl.wire.calls import files
 from opsctl.wire.calls.files import State, filelook_tree
 from opsctl.wire.calls.stage import arrival_begin, arrival_drop
+from opsctl.wire.digests import temporary_name
 from opsctl.wire.host import Host, Part
 from opsctl.wire.protocol import Call, Reply
 
@@ -265,7 +265,7 @@ class _Batch:
         if not self.sending:
             return Change(told, tuple(self.calls), tuple(self.undo), diffs=tuple(self.diffs), makes=makes)
         # The same for the same content, so that a later run goes on with it.
-        folder = os.path.join(self.room, hidden(os.path.basename(self.target), repr(sorted(self.sending))))
+        folder = os.path.join(self.room, temporary_name(os.path.basename(self.target), repr(sorted(self.sending))))
         calls = [
             call.with_args(partial=f"{folder}/{call.args['partial']}") if call.name == "files.adopt" else call
             for call in self.calls

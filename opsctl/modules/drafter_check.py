@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from opsctl.drafter.folder import here, open_folder
+from opsctl import this_machine
+from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import Judgement
 from opsctl.drafter.verdict import SEEN, Remark, Verdict
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
@@ -66,7 +67,7 @@ class DrafterCheck(Action[DrafterCheckArgs]):
             local = site.find("files", str(args.path))
             folder = open_folder(str(local), full=args.full, follow_links=args.follow_links)
         target = drafting.Target(met.target, met.target_path, there)
-        judgement = drafting.judged(folder, there if met.drafter else here, met, target)
+        judgement = drafting.judged(folder, there if met.drafter else this_machine.call, met, target)
         return outcome(judgement, met, args.accept)
 
 

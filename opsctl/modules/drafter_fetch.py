@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import Field
 
+from opsctl import this_machine
 from opsctl.errors import OpsctlError, RemoteError, TaskFailed
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site, passed_on
 from opsctl.modules.fields import Text, reveal
 from opsctl.text import size
 from opsctl.wire.calls.checkpoint import Fetched, fetch_folder
 from opsctl.wire.host import Host
-from opsctl.wire.protocol import AgentError, Call, Context
+from opsctl.wire.protocol import AgentError, Call
 
 HUB = "https://huggingface.co"
 
@@ -49,11 +50,16 @@ class DrafterFetch(Action[DrafterFetchArgs]):
 
     def run(self, args: DrafterFetchArgs, host: Host, site: Site, progress: Progress) -> Outcome:
         call = asked(args, os.environ)
+
+        def stopped() -> bool:
+            host.check()  # raises
+            return False
+
         try:
             if args.by == "host":
                 found = host.call(call, on_progress=passed_on(progress)).result
             else:
-                found = _here(call, progress, host.check)
+                found = this_machine.call(call, on_progress=passed_on(progress), cancelled=stopped).result
         except (AgentError, RemoteError) as error:
             raise _explained(error, args.source) from None
         where = {"path": None, "host_path": None, ("host_path" if args.by == "host" else "path"): found["path"]}
@@ -73,25 +79,6 @@ def asked(args: DrafterFetchArgs, environment: Mapping[str, str]) -> Call[Fetche
     token = args.token or (Secret(environment["HF_TOKEN"]) if is_hub and environment.get("HF_TOKEN") else None)
     endpoint = args.endpoint or environment.get("HF_ENDPOINT") or HUB
     return fetch_folder(source, endpoint, revision or "main", body=reveal(token).encode() if token else b"")
-
-
-class _Here(Context):
-    def __init__(self, body: bytes, progress: Progress, check: Callable[[], None]) -> None:
-        self.body, self._progress, self._check = body, progress, check
-
-    def progress(self, data: Any, body: bytes = b"") -> None:
-        self._check()
-        self._progress(data["text"], data["fraction"])
-
-    def cancelled(self) -> bool:
-        self._check()
-        return False
-
-
-def _here(call: Call[Fetched], progress: Progress, check: Callable[[], None]) -> Fetched:
-    from opsctl.agent.checkpoint import fetch
-
-    return fetch.folder(_Here(call.body, progress, check), **call.args)
 
 
 def _explained(error: AgentError | RemoteError, source: str) -> OpsctlError:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from opsctl.agent.stage.releases import MADE, SHORT, has
 from opsctl.drafter.chunks import Copy, Plan, Range
 from opsctl.drafter.staging import RESERVE, Source, demand_unchanged, outline_source, read_source
 from opsctl.errors import RemoteError, TaskFailed, Unreachable, UsageError
@@ -25,6 +24,7 @@ from opsctl.wire.calls.stage import (
     Held,
     Placed,
     Stage,
+    Taken,
     stage_copy,
     stage_expect,
     stage_look,
@@ -34,6 +34,7 @@ from opsctl.wire.calls.stage import (
     stage_remove,
     stage_resume,
 )
+from opsctl.wire.chunking import MADE, SHORT, has_release
 from opsctl.wire.host import Host, Part
 from opsctl.wire.protocol import Call, Reply
 
@@ -98,7 +99,7 @@ class DrafterStage(Module[DrafterStageArgs]):
     def plan(self, args: DrafterStageArgs, seen: Sequence[Reply[Any]], site: Site) -> Change | None:
         found: Stage = seen[0].result
         source = _source(args, found, site)
-        if has(found["there"], source.digest):
+        if has_release(found["there"], source.digest):
             return None
         name = source.digest[:SHORT]
         have = _have(found)
@@ -155,7 +156,7 @@ class DrafterStage(Module[DrafterStageArgs]):
             return {"release": placed["release"], "digest": placed["digest"]}
         found: Stage = seen[0].result
         source = _source(args, found, site)
-        there = has(found["there"], source.digest)
+        there = has_release(found["there"], source.digest)
         nothing = {"sent": 0, "kept": source.size, "size": source.size} if there else {}
         return {"release": f"{found['top']}/{source.digest[:SHORT]}", "digest": source.digest, **nothing}
 
@@ -301,7 +302,7 @@ def _told(
             stopped.set()
 
 
-def _kept(planned: Plan, source: Source) -> tuple[list[list[str]], list[list[str | int]]]:
+def _kept(planned: Plan, source: Source) -> tuple[list[list[str]], list[Taken]]:
     """What is linked and what is copied on the host, as stage.prepare and stage.copy take it.
 
     The source itself may lie there. Others can change it, so it is copied from and not linked to.
@@ -313,7 +314,7 @@ def _kept(planned: Plan, source: Source) -> tuple[list[list[str]], list[list[str
         if link.release == source.path
     ]
     pieces = [copy.part(piece) for copy in (*whole, *planned.copies) for piece in source.pieces(copy.target)]
-    return links, [[f"{one.release}/{one.source.file}", one.source.start, *one.target] for one in pieces]
+    return links, [(f"{one.release}/{one.source.file}", one.source.start, *one.target) for one in pieces]
 
 
 def _rate(sent: int, total: int, seconds: float) -> tuple[str, float]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from opsctl.agent.process.process import env_digest
 from opsctl.modules.contract import Change, Module, ModuleArgs, Site
 from opsctl.modules.fields import HostPath, Public, Text, reveal, seal, split
 from opsctl.quantities import Duration
@@ -20,6 +19,7 @@ from opsctl.wire.calls.process import (
     process_status,
     process_stop,
 )
+from opsctl.wire.digests import environment_digest
 from opsctl.wire.protocol import Call, Reply
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$")]
@@ -97,7 +97,7 @@ def stop(name: str, wait: float) -> Call[Any]:
 
 def differs(args: ProcessArgs, now: Status) -> str | None:
     """What a running process has otherwise than asked for."""
-    env = env_digest({key: reveal(value) for key, value in args.env.items()})
+    env = environment_digest({key: reveal(value) for key, value in args.env.items()})
     log = normpath(args.log) if args.log else None  # as the host records it
     wanted = {"argv": args.argv, "cwd": args.cwd or "/", "env_digest": env, "log": log, "port": args.port}
     words = {"argv": "arguments", "cwd": "folder", "env_digest": "environment"}

@@ -14,6 +14,7 @@ from opsctl.remote.agent_client import AgentClient, Pending
 from opsctl.remote.local import LocalStream
 from opsctl.remote.spec import ConnectionSpec
 from opsctl.remote.stream import Stream
+from opsctl.wire import output
 from opsctl.wire.host import OnProgress, RawResult
 from opsctl.wire.protocol import Call, Reply
 
@@ -123,14 +124,12 @@ class RemoteHost:
     ) -> RawResult:
         """A shell command without the agent, as the login user. Raises Unreachable, TimeoutError.
 
-        Of its output the first and the last half of proc.KEEP bytes are kept. `check` is called now and then, and ends
-        it by raising.
+        Of its output the first and the last half of output.KEEP bytes are kept. `check` is called now and then, and
+        ends it by raising.
         """
-        from opsctl.agent.process.commands import KEEP, Output
-
         stream = self.stream(command)
         deadline = time.monotonic() + timeout
-        out = Output(KEEP)
+        out = output.Output(output.KEEP)
         try:
             if stdin:
                 stream.send(stdin, timeout)

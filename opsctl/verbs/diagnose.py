@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from opsctl import this_machine
 from opsctl.sglang.diagnosis import gather
 from opsctl.sglang.diagnosis.causes import CAUSES
 from opsctl.sglang.diagnosis.gather import Asked
@@ -59,7 +60,7 @@ def diagnose_here(asked: Asked, key: Secret | None = None) -> Found:
         def connect(port: int) -> Server:
             return Server(clients.enter_context(http_client.client(f"http://127.0.0.1:{port}")), key)
 
-        seen = gather.look(gather.here, connect, asked)
+        seen = gather.look(this_machine.outcomes, connect, asked)
     return _found(seen, "")
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from opsctl import this_machine
 from opsctl.errors import OpsctlError, RemoteError, UsageError
 from opsctl.verbs.frontend import SILENT, Frontend
 from opsctl.verbs.hosts import choose_one, on_one
@@ -69,10 +70,8 @@ class Places:
 
     def reader(self, at: Place) -> Reader:
         """What reads a folder there. Raises UsageError, Unreachable."""
-        from opsctl.drafter.folder import here
-
         if at.host is None:
-            return here
+            return this_machine.call
         remote, _ = self._host(at.host)
 
         def read(call: Call[Any]) -> Reply[Any]:

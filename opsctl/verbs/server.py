@@ -27,19 +27,12 @@ _MARGIN = 60.0  # seconds beyond a wait's own limit until its answer must be her
 
 def status_here(key: str | None) -> list[Status]:
     """The servers of this machine."""
-    from opsctl import http_client
-    from opsctl.sglang.diagnosis import gather
-
-    def call(asked: Call[Any]) -> Reply[Any]:
-        (answer,) = gather.here([asked])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    from opsctl import http_client, this_machine
 
     def client(port: int) -> httpx.Client:
         return http_client.client(f"http://127.0.0.1:{port}")
 
-    return _servers(call, client, key, None)
+    return _servers(this_machine.call, client, key, None)
 
 
 def status(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from opsctl import this_machine
 from opsctl.errors import UsageError
 from opsctl.verbs.frontend import SILENT, Frontend
 from opsctl.verbs.hosts import choose_one, on_one
@@ -23,9 +24,7 @@ def reading(
 ) -> Iterator[tuple[Reader, str]]:
     """What makes calls where a tree is, and its root. Raises UsageError where neither tree nor host is told."""
     if tree is not None and host is None:
-        from opsctl.sglang.source.tree import here
-
-        yield here, tree
+        yield this_machine.call, tree
         return
     chosen = choose_one(inventory, host)
     root = tree or chosen.sglang.checkout

@@ -38,6 +38,7 @@ AREAS = {
     "service": "process.service",
     "source": "source.source",
     "stage": "stage.stage",
+    "stagesource": "stage.source_files",
     "startlog": "server.startlog",
     "supervise": "core.supervise",
     "survey": "source.survey",

@@ -12,6 +12,8 @@ from typing import Any, Iterable, Iterator, List, Mapping, Sequence, Tuple
 CHUNK = 8 << 20  # small enough that a cut loses little, large enough that digests weigh nothing
 BLOCK = 32 << 10  # the least that travels of a chunk that changed
 DIGEST = 32  # bytes of a block's SHA-256
+SHORT = 16  # hex digits of the digest in a release's name; its manifest has all
+MADE = "release"  # under this name a staging keeps which release it has made
 BLOCK_DIGEST = 16  # bytes of it that travel: they find what is the same, and prove nothing
 
 
@@ -76,6 +78,11 @@ def release_digest(files: Mapping[str, Sequence[Sequence[Any]]]) -> str:
         for start, end, told in files[name]:
             digest.update(("%d %d %s\n" % (start, end, told)).encode())
     return digest.hexdigest()
+
+
+def has_release(there: Mapping[str, str], digest: str) -> bool:
+    """Whether the release of this digest is among those that are `there`, as stage.look tells."""
+    return bool(digest) and there.get(digest[:SHORT]) == digest
 
 
 def key(stats: Mapping[str, Sequence[int]]) -> str:

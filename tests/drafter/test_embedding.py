@@ -14,11 +14,12 @@ from opsctl.cli.main import run
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.convert import convert_folder
 from opsctl.drafter.embedding import Likeness, compared
-from opsctl.drafter.folder import here, open_folder
+from opsctl.drafter.folder import open_folder
 from opsctl.drafter.judge import judge
 from opsctl.drafter.settings import Settings
 from opsctl.drafter.verdict import Verdict
 from opsctl.drafter.versions import parse_list
+from opsctl.this_machine import call as here
 from tests.drafter import build
 from tests.drafter.build import Drafter, Raw
 from tests.drafter.test_kind import REPORTS, written

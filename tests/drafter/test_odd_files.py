@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from opsctl.agent.checkpoint.safetensors import header_length
-from opsctl.drafter.folder import here, open_folder, read_config
+from opsctl.drafter.folder import open_folder, read_config
 from opsctl.drafter.judge import Judgement
 from opsctl.drafter.verdict import Verdict
 from opsctl.errors import OpsctlError, RemoteError
 from opsctl.remote.agent_client import checked
+from opsctl.this_machine import call as here
 from opsctl.wire.protocol import Call, Reply
 from tests.drafter import build
 from tests.drafter.build import Drafter, safetensors

@@ -39,7 +39,8 @@ def weights(tmp_path: Path) -> Path:
 
 
 def digests(file: Path, cancelled: Callable[[], bool] = lambda: False) -> list[str]:
-    return [digest for _, _, digest in source_files.read(Reading(cancelled), str(file.parent)).files[file.name]]
+    found = source_files.read(Reading(cancelled), str(file.parent)).result
+    return [digest for _, _, digest in found["files"][file.name]]
 
 
 def spoil(file: Path, at: int) -> None:
@@ -117,7 +118,7 @@ def test_what_was_read_of_another_file_is_not_remembered_of_this_one(weights: Pa
             other.rename(weights)
         return False
 
-    folder = source_files.outline(str(weights.parent))
+    folder = source_files.outlined(str(weights.parent))
     if when == "before it is read":
         weights.rename(aside)
         other.rename(weights)

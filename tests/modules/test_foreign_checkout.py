@@ -23,7 +23,8 @@ from opsctl.agent.source import launchflags, patching, patchlook, source
 from opsctl.sglang.logs.log_parts import Server, parts
 from opsctl.sglang.patches import patchset
 from opsctl.sglang.patches.patching import making
-from opsctl.sglang.source.tree import DRAFTER, here, load
+from opsctl.sglang.source.tree import DRAFTER, load
+from opsctl.this_machine import call as here
 from opsctl.wire.protocol import AgentError, Call, Context
 from tests.logs.test_collect import Wire
 from tests.modules.conftest import InProcess, Play

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from probe_standin import Shape, serving
 
+from opsctl import this_machine
 from opsctl.agent.server import servers
 from opsctl.cli.main import run
 from opsctl.errors import Exit, UsageError
@@ -246,7 +247,7 @@ def test_a_server_of_others_is_not_taken_for_the_one_that_died(tmp_path: Path) -
     log = KIT.parent / "data" / "logs" / "0.5.9-k25-good-stock.log"
     asked = gather.Asked(usual_port=31997, usual_log=str(log))
     with process(tmp_path, "--port", "31998"):
-        seen = gather.look(gather.here, lambda port: pytest.fail(f"asked the server on {port}"), asked)
+        seen = gather.look(this_machine.outcomes, lambda port: pytest.fail(f"asked the server on {port}"), asked)
     assert seen.process is None
     cause = walk(evidence(seen), CAUSES).cause
     assert cause is not None

@@ -12,7 +12,8 @@ import pytest
 from opsctl.agent.source import source
 from opsctl.errors import RemoteError, UsageError
 from opsctl.sglang.patches import patching, patchset, proofs, reverting
-from opsctl.sglang.source.tree import DRAFTER, SourceTree, here, load, received, request
+from opsctl.sglang.source.tree import DRAFTER, SourceTree, load, received, request
+from opsctl.this_machine import call as here
 from opsctl.wire.protocol import AgentError, Call, Reply
 from tests.sglang_source.conftest import MakeTree
 

@@ -15,7 +15,8 @@ from opsctl.agent.core.dispatch import invoke
 from opsctl.errors import Exit
 from opsctl.sglang.patches import patching, patchset
 from opsctl.sglang.patches.patchset import FileEdit, Plan, Report
-from opsctl.sglang.source.tree import here, load
+from opsctl.sglang.source.tree import load
+from opsctl.this_machine import call as here
 from opsctl.wire.protocol import AgentError, Context
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git

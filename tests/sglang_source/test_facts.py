@@ -12,7 +12,8 @@ from opsctl.cli.main import run
 from opsctl.cli.source import app
 from opsctl.sglang.releases import drafting_class
 from opsctl.sglang.source import facts
-from opsctl.sglang.source.tree import here, load
+from opsctl.sglang.source.tree import load
+from opsctl.this_machine import call as here
 from tests.sglang_source.conftest import MakeTree
 
 MODELS = "python/sglang/srt/models"

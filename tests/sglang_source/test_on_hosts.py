@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from opsctl import this_machine
 from opsctl.agent.core import durable
 from opsctl.agent.source.patching import RECORD
 from opsctl.cli.main import run
@@ -258,7 +259,9 @@ def test_what_was_edited_since_stays_when_a_patch_goes(box: Box, cli: Cli) -> No
 
 def test_a_patch_goes_beside_one_that_was_edited_and_stays(box: Box, cli: Cli) -> None:
     drafter, message = box.tree / DRAFTER, ("d2t is not integer", "d2t has floats")
-    (d2t_guard,) = patchset.plan(tree.load(tree.here, str(box.tree)), patchset.select(["eagle3-d2t-guard"])).edits
+    (d2t_guard,) = patchset.plan(
+        tree.load(this_machine.call, str(box.tree)), patchset.select(["eagle3-d2t-guard"])
+    ).edits
     assert cli("patch", "sglang", "eagle3-fc-guard").code == Exit.DONE
     assert cli("patch", "sglang", "eagle3-d2t-guard").code == Exit.DONE
     drafter.write_text(drafter.read_text().replace(*message))

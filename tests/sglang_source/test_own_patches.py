@@ -13,7 +13,8 @@ from opsctl import patchfiles
 from opsctl.cli.patch import app
 from opsctl.errors import UsageError
 from opsctl.sglang.patches import patching, patchset
-from opsctl.sglang.source.tree import here, load
+from opsctl.sglang.source.tree import load
+from opsctl.this_machine import call as here
 from tests.sglang_source.conftest import MakeTree
 from tests.sglang_source.releases import git
 

@@ -15,7 +15,8 @@ from opsctl.cli.patch import app
 from opsctl.sglang.patches import patchset, proofs
 from opsctl.sglang.source import facts
 from opsctl.sglang.source.symbols import find_class
-from opsctl.sglang.source.tree import here, load
+from opsctl.sglang.source.tree import load
+from opsctl.this_machine import call as here
 from tests.sglang_source.conftest import MakeTree
 
 PATCHES = (

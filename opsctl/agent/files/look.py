@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Dict, List, Optional
 
 from opsctl.agent.files import safepath, states
 from opsctl.agent.files.safepath import Place, opened, told, whole
+from opsctl.wire.digests import temporary_name
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def _begun(folder: int, name: str) -> int:
 
     Another run may finish or remove it meanwhile.
     """
-    prefix = states.hidden(name, "").rpartition("-")[0]
+    prefix = temporary_name(name, "").rpartition("-")[0]
     total = 0
     try:
         names = os.listdir("/proc/self/fd/%d" % folder)

@@ -14,6 +14,7 @@ import stat as st
 from typing import TYPE_CHECKING, Any, BinaryIO, Iterable, List, Optional, Union
 
 from opsctl.agent.files.safepath import Place, opened, user
+from opsctl.wire.digests import temporary_name
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -161,13 +162,7 @@ def beside(at: Place, seed: Optional[str] = None) -> Place:
     With a `seed` (where the change keeps what it needs to go back) it is always the same, so that an undo finds what a
     crash left of it.
     """
-    return at.beside(hidden(at.name, seed or os.urandom(6).hex()))
-
-
-def hidden(name: str, seed: str) -> str:
-    """The name of something temporary that belongs to `name`."""
-    kept = os.fsdecode(os.fsencode(name)[:200])  # names are limited in bytes
-    return ".%s.opsctl-%s" % (kept, hashlib.sha256(os.fsencode(seed)).hexdigest()[:12])
+    return at.beside(temporary_name(at.name, seed or os.urandom(6).hex()))
 
 
 def copy_xattrs(source: Union[str, int], target: Union[str, int]) -> List[str]:

@@ -18,6 +18,7 @@ from opsctl.agent.files import backups, replace, safepath, states
 from opsctl.agent.files.safepath import opened
 from opsctl.agent.git import ownership
 from opsctl.agent.process.commands import Done, ending, execute
+from opsctl.wire.digests import temporary_name
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -458,7 +459,7 @@ def _copy_out(source: str, target: str, who: User) -> None:
 def _copy_in(source: str, target: str, who: User, mode: Optional[int] = None) -> None:
     """Make `target`, in the checkout and as its owner, a copy of a file of ours, in one step. `mode`: as it has now."""
     folder, name = os.path.split(target)
-    temporary = os.path.join(folder, states.hidden(name, os.urandom(6).hex()))
+    temporary = os.path.join(folder, temporary_name(name, os.urandom(6).hex()))
     with open(source, "rb") as reader, acting(who):
         try:
             with open(temporary, "xb") as writer:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, 
 
 from opsctl.agent.core.undo_record import load, save
 from opsctl.wire import masking
+from opsctl.wire.output import KEEP, Output
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.process import Ran, Restored
 
-KEEP = 1 << 20  # bytes of each output stream that are returned: the first and the last half of it
 LONGEST_LINE = 64 << 10  # bytes of a line that are waited for before it is sent on in part
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 LINGER = 0.5  # seconds to read on after the command has ended: a child it left behind may hold the pipe for ever
@@ -55,32 +55,6 @@ class Live:
     def _send(self, text: bytes) -> None:
         if text:
             self._call.progress({"stream": self._stream}, text)
-
-
-class Output:
-    """The first and the last bytes of a stream, in bounded memory."""
-
-    def __init__(self, limit: int) -> None:
-        self.head, self.tail, self.half, self.dropped = bytearray(), bytearray(), max(limit // 2, 1), 0
-
-    def add(self, part: bytes) -> None:
-        room = self.half - len(self.head)
-        self.head += part[: max(room, 0)]
-        self.tail += part[max(room, 0) :]
-        surplus = len(self.tail) - self.half
-        if surplus > 0:
-            del self.tail[:surplus]
-            self.dropped += surplus
-
-    def whole(self) -> bytes:
-        """What is kept. Where some is left out, no line is cut: half a secret could not be masked."""
-        head, tail = bytes(self.head), bytes(self.tail)
-        if not self.dropped:
-            return head + tail
-        head = head[: head.rfind(b"\n") + 1] or head + b"\n"
-        tail = tail[tail.find(b"\n") + 1 :] or tail
-        gone = self.dropped + max(0, len(self.head) - len(head)) + len(self.tail) - len(tail)
-        return head + b"[... %d bytes left out ...]\n" % gone + tail
 
 
 def run(

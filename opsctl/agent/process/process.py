@@ -8,7 +8,6 @@ process, and nothing that has no record is ever signalled.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from opsctl.agent.process import pids
 from opsctl.agent.process.commands import unseal
 from opsctl.agent.server import adoption
 from opsctl.wire import command_line
+from opsctl.wire.digests import environment_digest
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def status(call: Context, name: str) -> Status:
     members = living(record)
     main = [m for m in members if m.pid == record["pid"]]
     shown = {key: value for key, value in record.items() if key != "env"}
-    shown["env_digest"] = env_digest(record["env"])
+    shown["env_digest"] = environment_digest(record["env"])
     shown["members"] = [{"pid": m.pid, "state": m.state, "command": pids.command(m.pid)} for m in members]
     return cast("Status", dict(shown, state="running" if main else "orphans" if members else "dead"))
 
@@ -194,11 +194,6 @@ def needs(call: Context, name: str, keep: str, **_: Any) -> List[str]:
     paths = [old["argv"][0], old["cwd"], *(path for path in named if DRAFTER.search(path))]
     gone = [path for path in paths if path.startswith("/") and not os.path.exists(path)]
     return ["%s would be started again with %s, which is gone" % (name, path) for path in gone]
-
-
-def env_digest(env: Dict[str, str]) -> str:
-    """One value for an environment, to compare without showing it."""
-    return hashlib.sha256(json.dumps(env, sort_keys=True).encode()).hexdigest()
 
 
 def living(record: Record) -> List[pids.Process]:

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Optional, Tuple
 
 from opsctl.agent.core.http_request import request
 from opsctl.agent.files.states import absolute
@@ -33,7 +33,7 @@ def port(
     call: Context,
     port: int,
     host: str = "127.0.0.1",
-    state: str = "open",
+    state: Literal["open", "closed"] = "open",
     timeout: float = 300.0,
     alive: Optional[Alive] = None,
 ) -> Waited:
@@ -52,7 +52,11 @@ def port(
 
 
 def path(
-    call: Context, path: str, state: str = "present", timeout: float = 300.0, alive: Optional[Alive] = None
+    call: Context,
+    path: str,
+    state: Literal["present", "absent"] = "present",
+    timeout: float = 300.0,
+    alive: Optional[Alive] = None,
 ) -> Waited:
     """Wait until a path is there, or (`absent`) gone."""
     full = absolute(path)

@@ -20,11 +20,11 @@ from opsctl.agent.core import rights
 from opsctl.agent.files.safepath import opened, told, whole
 from opsctl.agent.git import ownership
 from opsctl.wire.protocol import AgentError, Context, Reply
+from opsctl.wire.source_tree import PREFIXES
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.source import Gathered, GatheredFile, Git, Grepped, Match, Proved
 
-PREFIXES = ("python/sglang", "sglang", "")  # a checkout, site-packages or an unpacked wheel, the package itself
 MAX_GATHER = 32 << 20
 MAX_TREE = 256 << 20  # of Python in a package; SGLang has 20 MB
 MODELS = "srt/models"

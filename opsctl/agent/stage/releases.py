@@ -18,12 +18,12 @@ import os
 import shutil
 import stat as st
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from opsctl.agent.core import durable
 from opsctl.agent.files import safepath
 from opsctl.agent.process import pids
-from opsctl.wire.chunking import DIGEST, blocks_in, spans_of
+from opsctl.wire.chunking import DIGEST, MADE, SHORT, blocks_in, spans_of
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 MANIFEST, BLOCKS = ".release", ".blocks"
 EXPECTED = ".expected"
 PARTIAL = ".partial-"
-SHORT = 16  # hex digits of the digest in a release's name; the manifest has all
 GONE = ".gone-"
-MADE = "release"  # under this name a staging keeps which release it has made
 LONGEST = 1 << 20  # bytes of a file that is looked through for names of releases
 STALE = 7 * 86400  # seconds after which a partial that nobody continued is removed
 
@@ -84,11 +82,6 @@ def plain(name: str) -> str:
 def there(top: str) -> Dict[str, str]:
     """What is there in the place of releases, by the names of their folders: the digest, "" where one was changed."""
     return {entry: whole(os.path.join(top, entry)) for entry in entries(top) if not entry.startswith(".")}
-
-
-def has(there: Mapping[str, str], digest: str) -> bool:
-    """Whether the release of this digest is there, as `there` tells."""
-    return bool(digest) and there.get(digest[:SHORT]) == digest
 
 
 def whole(path: str) -> str:

@@ -32,7 +32,7 @@ from opsctl.wire.chunking import (
     release_digest,
     shortened,
 )
-from opsctl.wire.protocol import AgentError, Context
+from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.checkpoint import Entry
@@ -61,29 +61,28 @@ class Outline(NamedTuple):
         return [span for span in self.chunks if span not in self.known]
 
 
-class Found(NamedTuple):
-    """A folder that was read. `blocks`: for each file the digests of its blocks, chunk by chunk."""
-
-    path: str
-    files: Dict[str, List[Chunk]]
-    stats: Dict[str, Stat]
-    blocks: Dict[str, bytes]
-
-    def told(self) -> SourceFound:
-        digest = release_digest(self.files)
-        return {"path": self.path, "digest": digest, "files": self.files, "stats": self.stats}
+def outline(call: Context, path: str, follow_links: bool = False) -> Reply[SourceFound]:
+    """As `read`, without reading anything: the digests are empty unless all of them are remembered."""
+    folder = outlined(path, follow_links)
+    if not folder.unknown:
+        return finish(call, folder)
+    files: Dict[str, List[Chunk]] = {name: [] for name in folder.stats}
+    for name, start, end in folder.chunks:
+        files[name].append((start, end, ""))
+    return Reply({"path": folder.path, "digest": "", "files": files, "stats": folder.stats})
 
 
-def read(call: Context, path: str, follow_links: bool = False) -> Found:
-    """The files of a folder, hidden ones left out. As `outline` and `finish`."""
-    return finish(call, outline(path, follow_links))
+def read(call: Context, path: str, follow_links: bool = False) -> Reply[SourceFound]:
+    """The files of a folder, hidden ones left out. Body: the digests of their blocks as they travel, file by file.
 
-
-def outline(path: str, follow_links: bool = False) -> Outline:
-    """The files of a folder, hidden ones left out, and what is remembered of them.
-
-    Raises AgentError `invalid` for links that leave the folder and for an empty folder.
+    Progress: {text, fraction}. Raises AgentError `invalid` for links that leave the folder, for an empty folder, and
+    for files that change while they are read.
     """
+    return finish(call, outlined(path, follow_links))
+
+
+def outlined(path: str, follow_links: bool = False) -> Outline:
+    """The files of a folder, and what is remembered of them."""
     path = os.path.abspath(os.path.expanduser(path))
     files = _chosen(path, follow_links)
     stats = {file["name"]: (file["size"], file["mtime"], file["inode"]) for file in files}
@@ -94,14 +93,11 @@ def outline(path: str, follow_links: bool = False) -> Outline:
         for name, stat in stats.items()
         for start, end in file_ranges(stat[0], boundaries.get(name, ()))
     ]
-    return Outline(path, stats, settled, chunks, recall(path, stats))
+    return Outline(path, stats, settled, chunks, _recall(path, stats))
 
 
-def finish(call: Context, folder: Outline) -> Found:
-    """Read what is not remembered.
-
-    Progress: {text, fraction}. Raises AgentError `invalid` for files that change while they are read.
-    """
+def finish(call: Context, folder: Outline) -> Reply[SourceFound]:
+    """Read what is not remembered."""
     path, stats = folder.path, folder.stats
     todo = folder.unknown
     known = {**folder.known, **_read(call, folder, todo)}
@@ -110,13 +106,12 @@ def finish(call: Context, folder: Outline) -> Found:
             raise _changed(path, name)
     own = {span: known[span] for span in folder.chunks}
     if todo:
-        keep(path, folder.settled, own)
-    files = {name: [] for name in stats}  # type: Dict[str, List[Chunk]]
-    blocks = {name: [] for name in stats}  # type: Dict[str, List[bytes]]
+        _keep(path, folder.settled, own)
+    files: Dict[str, List[Chunk]] = {name: [] for name in stats}
     for span, known_span in own.items():
         files[span.name].append((span.start, span.end, known_span.digest))
-        blocks[span.name].append(known_span.blocks)
-    return Found(path, files, stats, {name: b"".join(each) for name, each in blocks.items()})
+    told: SourceFound = {"path": path, "digest": release_digest(files), "files": files, "stats": stats}
+    return Reply(told, b"".join(known_span.blocks for known_span in own.values()))
 
 
 def digests(call: Context, file: io.FileIO, start: int, end: int) -> List[bytes]:
@@ -164,7 +159,7 @@ def _read(call: Context, folder: Outline, todo: List[Span]) -> Dict[Span, Readin
         for span, told in zip(todo, pool.map(lambda span: _of(call, folder, span), todo)):
             found[span] = told
             if span.name in folder.settled:
-                note(folder.path, folder.stats[span.name], span, told)
+                _note(folder.path, folder.stats[span.name], span, told)
             done += span.end - span.start
             call.progress({"text": "reading", "fraction": done / total})
     return found
@@ -232,7 +227,7 @@ def _settled(stats: Mapping[str, Sequence[int]]) -> Dict[str, Sequence[int]]:
     return {name: stat for name, stat in stats.items() if stat[1] < latest}
 
 
-def recall(folder: str, stats: Mapping[str, Sequence[int]]) -> Dict[Span, Reading]:
+def _recall(folder: str, stats: Mapping[str, Sequence[int]]) -> Dict[Span, Reading]:
     """What is known of files that are as they were."""
     found = {}
     with contextlib.suppress(AgentError, OSError), open(_memory(folder), "rb") as file:
@@ -245,7 +240,7 @@ def recall(folder: str, stats: Mapping[str, Sequence[int]]) -> Dict[Span, Readin
     return found
 
 
-def note(folder: str, stat: Sequence[int], span: Span, reading: Reading) -> None:
+def _note(folder: str, stat: Sequence[int], span: Span, reading: Reading) -> None:
     """Remember one more chunk."""
     with contextlib.suppress(AgentError, OSError):
         fd = os.open(_memory(folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -255,7 +250,7 @@ def note(folder: str, stat: Sequence[int], span: Span, reading: Reading) -> None
             os.close(fd)
 
 
-def keep(folder: str, stats: Mapping[str, Sequence[int]], readings: Mapping[Span, Reading]) -> None:
+def _keep(folder: str, stats: Mapping[str, Sequence[int]], readings: Mapping[Span, Reading]) -> None:
     """Remember this and nothing else of the folder, and forget folders that were not read for long."""
     lines: Iterable[bytes] = (
         _line(stats[span.name], span, one) for span, one in readings.items() if span.name in stats
@@ -275,3 +270,6 @@ def _line(stat: Sequence[int], span: Span, reading: Reading) -> bytes:
 def _memory(folder: str) -> str:
     name = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]
     return os.path.join(durable.folder("digests"), name)
+
+
+CALLS = {"outline": outline, "read": read}

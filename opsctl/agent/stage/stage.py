@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat as st
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from opsctl.agent.core import durable, undo_record
 from opsctl.agent.files import changes, safepath
@@ -17,12 +17,12 @@ from opsctl.agent.files.safepath import told
 from opsctl.agent.stage import receive, releases, source_files
 from opsctl.agent.stage.receive import Landed
 from opsctl.agent.stage.releases import plain
-from opsctl.wire.chunking import blocks_in, chunk_digest, shortened, spans_of
+from opsctl.wire.chunking import blocks_in, chunk_digest, has_release, shortened, spans_of
 from opsctl.wire.chunking import key as key_of
 from opsctl.wire.protocol import AgentError, Context, Reply
 
 if TYPE_CHECKING:
-    from opsctl.wire.calls.stage import Chunk, Copied, Held, Placed, Prepared, Pruned, Removed, Span, Stage
+    from opsctl.wire.calls.stage import Chunk, Copied, Held, Placed, Prepared, Pruned, Removed, Span, Stage, Taken
 
 MOST_RELEASES = 64  # looked at for what they have in common with a new one
 _PIECE = 1 << 20
@@ -44,14 +44,14 @@ def look(
     as of releases.begun. `old`: how many of the newest releases of this name are never outdated.
     Body: the digests of the blocks of the first of `have`, if it has the same name; else nothing.
     """
-    told_source = source_files.read(call, source, follow_links).told() if source else None
+    told_source = source_files.read(call, source, follow_links).result if source else None
     if told_source:
         key, digest = key_of(told_source["stats"]), told_source["digest"]
     top = releases.folder(root, name)
     there = releases.there(top)
     have: List[Held] = []
     damaged: List[str] = []
-    for path in [] if releases.has(there, digest) else releases.listed(top)[:MOST_RELEASES]:
+    for path in [] if has_release(there, digest) else releases.listed(top)[:MOST_RELEASES]:
         try:
             found = releases.held(path)
         except releases.Damaged:
@@ -140,7 +140,7 @@ def expect(call: Context, root: str, name: str, key: str, digest: str, files: Di
         releases.expect(releases.partial(held, key), digest, files)
 
 
-def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Sequence[Any]]) -> Copied:
+def copy(call: Context, root: str, name: str, key: str, copies: Sequence[Taken]) -> Copied:
     """Put ranges that the host has into the partial folder.
 
     copies: [source path, start there, name, start, end], from one block of a chunk to the end of another.

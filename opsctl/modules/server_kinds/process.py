@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opsctl.agent.process.process import env_digest
 from opsctl.errors import Conflict, TaskFailed
 from opsctl.modules.contract import Change
 from opsctl.modules.fields import reveal, seal
@@ -22,6 +21,7 @@ from opsctl.wire.calls.process import (
     process_status,
     process_stop,
 )
+from opsctl.wire.digests import environment_digest
 from opsctl.wire.protocol import Call
 
 
@@ -96,7 +96,7 @@ class ProcessServer(Kind):
         return {**how, **seal(server.env)[0]}
 
     def _same(self, now: Mapping[str, Any], argv: list[str]) -> bool:
-        env = env_digest({key: reveal(value) for key, value in self.server.env.items()})
+        env = environment_digest({key: reveal(value) for key, value in self.server.env.items()})
         return bool(now["argv"] == argv and now["env_digest"] == env)
 
     def _demand_adoption(self, foreign: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opsctl import this_machine
 from opsctl.drafter.case import Case, Serving
 from opsctl.drafter.embedding import compared
 from opsctl.drafter.folder import open_folder
@@ -37,7 +38,7 @@ from opsctl.wire.calls.checkpoint import checkpoint_gather
 from opsctl.wire.calls.files import filelook_read
 from opsctl.wire.calls.logs import serverlog_scan
 from opsctl.wire.calls.server import ServerProcess, servers_find
-from opsctl.wire.protocol import AgentError, Call, Context, Reply
+from opsctl.wire.protocol import Call, Reply
 
 # Answers in the order of the calls; a failed one does not take the others with it.
 Ask = Callable[[Sequence[Call[Any]]], Sequence[Reply[Any] | Exception]]
@@ -66,19 +67,6 @@ class Asked:
     requests: bool = True
     usual_port: int | None = None
     usual_log: str | None = None
-
-
-def here(calls: Sequence[Call[Any]]) -> list[Reply[Any] | Exception]:
-    """`Ask` for this machine: the agent's functions, called in this process."""
-    from opsctl.agent.core import dispatch
-
-    answers: list[Reply[Any] | Exception] = []
-    for call in calls:
-        try:
-            answers.append(dispatch.invoke(call.name, call.args, Context()))
-        except (AgentError, OSError) as error:
-            answers.append(error)
-    return answers
 
 
 def look(ask: Ask, connect: Callable[[int], Server], asked: Asked) -> Seen:
@@ -243,7 +231,7 @@ def _checked(
             raise answer
         return answer
 
-    folder = open_folder(path, lambda call: reply, there=ask is not here)
+    folder = open_folder(path, lambda call: reply, there=ask is not this_machine.outcomes)
     likeness = compared(folder, read, target_path, read)
     case = Case(folder, Settings(dict(target)) if target else None, serving, likeness)
     kind = case.recognised.kind

@@ -15,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from opsctl import this_machine
 from opsctl.errors import UsageError
 from opsctl.sglang.patches.capture import answer
 from opsctl.sglang.releases import SECTIONS, SETS, State, Target, Version, states
-from opsctl.sglang.source import facts, symbols, tree, treeversion
+from opsctl.sglang.source import facts, symbols, treeversion
 from opsctl.sglang.source.symbols import ClassRef, NotPython, dotted, parse, resolve, walk
 from opsctl.sglang.source.tree import SourceTree
 from opsctl.wire.calls.source import launchflags_known
@@ -113,7 +114,7 @@ def state(folder: Path) -> State:
     registered = dict(registry(source))
     drafts = {name for name, cls in registered.items() if _drafts(source, cls)}
     known = facts.gather(source, ())
-    flags = tree.here(launchflags_known(sys.executable, str(folder), str(folder)))
+    flags = this_machine.call(launchflags_known(sys.executable, str(folder), str(folder)))
     return {
         "algorithms": algorithms(source),
         "nextn": nextn(source),

@@ -167,13 +167,3 @@ def unknown_class(tree: SourceTree, name: str) -> UsageError:
         f"did you mean {close!r}?" if close else "give the class name in the target's config.json, under architectures"
     )
     return UsageError(f"no model class {name!r} in this tree", where=tree.root, hint=hint)
-
-
-def here(call: Call[Any]) -> Reply[Any]:
-    """Read a tree on this machine: the agent's functions called in this process."""
-    from opsctl.agent.core import dispatch
-    from opsctl.wire.protocol import Context
-
-    context = Context()
-    context.body = call.body
-    return dispatch.invoke(call.name, call.args, context)

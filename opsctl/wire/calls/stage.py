@@ -11,7 +11,8 @@ from opsctl.wire.protocol import Call
 Chunk = tuple[int, int, str]  # start, end, digest: SHA-256 over those of its blocks
 Span = tuple[str, int, int]  # name of a file, start, end
 Stat = tuple[int, int, int]  # of a file: size, mtime in ns, inode
-Chunks = Mapping[str, Sequence[Sequence[int | str]]]  # by the name of the file, as JSON has them
+Chunks = Mapping[str, Sequence[Chunk]]  # by the name of the file
+Taken = tuple[str, int, str, int, int]  # path of a file of the host, start there; name of a file, start, end
 
 
 class Arrived(TypedDict):
@@ -36,7 +37,7 @@ class Held(TypedDict):
 
 
 class SourceFound(TypedDict):
-    """A folder of the host that was read."""
+    """A folder that was read. Of one that is only outlined the digests are empty, unless all are remembered."""
 
     path: str
     digest: str
@@ -108,7 +109,7 @@ def arrival_drop(folder: str) -> Call[Dropped]: ...
 
 
 @declared
-def arrival_receive(folder: str, parts: Sequence[Sequence[str | int]]) -> Call[Received]: ...
+def arrival_receive(folder: str, parts: Sequence[Span]) -> Call[Received]: ...
 
 
 @declared
@@ -142,7 +143,7 @@ def stage_expect(root: str, name: str, key: str, digest: str, files: Chunks) -> 
 
 
 @declared
-def stage_copy(root: str, name: str, key: str, copies: Sequence[Sequence[str | int]]) -> Call[Copied]: ...
+def stage_copy(root: str, name: str, key: str, copies: Sequence[Taken]) -> Call[Copied]: ...
 
 
 @declared
@@ -155,3 +156,11 @@ def stage_prune(root: str, name: str, paths: Sequence[str]) -> Call[Pruned]: ...
 
 @declared
 def stage_remove(keep_as: str) -> Call[Removed]: ...
+
+
+@declared
+def stagesource_outline(path: str, follow_links: bool = False) -> Call[SourceFound]: ...
+
+
+@declared
+def stagesource_read(path: str, follow_links: bool = False) -> Call[SourceFound]: ...
