@@ -30,6 +30,11 @@ def shipped(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
+def from_home(path: str | Path) -> Path:
+    """`path` with the home folder for `~`; as it stands where nobody has that name, so that it is told as not there."""
+    return Path(os.path.expanduser(path))
+
+
 def opened(path: Path, *, piped: bool = False) -> BufferedReader:
     """A regular file, or with `piped` a pipe that was handed over, to be read.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opsctl.errors import Place, UsageError
-from opsctl.localfiles import read_text
+from opsctl.localfiles import from_home, read_text
 from opsctl.secret import Secret, remember, secrets_in
 from opsctl.wire.secret_values import SHORTEST
 
@@ -62,7 +62,7 @@ def late_secret(tag: str, words: list[str], place: Place) -> LateSecret:
     if tag == "!env":
         return LateSecret(lambda: _from_env(words[0], place), described, place, True)
     if tag == "!file":
-        path = folder / Path(words[0]).expanduser()
+        path = folder / from_home(words[0])
         return LateSecret(lambda: _from_file(path, place), described, place, path.is_file())
     return LateSecret(lambda: _from_command(words, folder, place), described, place, False)
 

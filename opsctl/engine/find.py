@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opsctl.errors import UsageError
-from opsctl.localfiles import shipped
+from opsctl.localfiles import from_home, shipped
 from opsctl.text import did_you_mean
 
 
@@ -36,7 +36,7 @@ def word_for(path: Path) -> str:
 
 def file(kind: str, path: str, playbook: Path) -> Path:
     """The local file (or folder) that a task means by `path`; `kind` is "files" or "templates". Raises UsageError."""
-    given = Path(path).expanduser()
+    given = from_home(path)
     candidates = [given] if given.is_absolute() else list(_candidates(kind, given, playbook))
     for candidate in candidates:
         if candidate.exists():

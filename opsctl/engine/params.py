@@ -14,6 +14,7 @@ from opsctl.engine.scope import Layer
 from opsctl.engine.tasks import Play
 from opsctl.engine.templating import At, holds_template
 from opsctl.errors import UsageError
+from opsctl.localfiles import from_home
 from opsctl.quantities import seconds, size_in_bytes
 from opsctl.secret import Secret
 from opsctl.text import did_you_mean, one_line
@@ -150,7 +151,7 @@ def _converted(kind: str, value: Any, folder: Path) -> Any:
             return seconds(value)
         case "size":
             return size_in_bytes(value)
-    path = Path(_kind(value, value, str, "a path")).expanduser()
+    path = from_home(_kind(value, value, str, "a path"))
     path = path if path.is_absolute() else (folder / path).absolute()
     if kind == "file" and not path.is_file():
         raise ValueError(f"there is no file {path}")

@@ -162,8 +162,9 @@ def _as_ini(path: Path, text: bytes, no_yaml: UsageError) -> Translated:
 def _translated(groups: Groups, path: Path) -> Translated:
     """The inventory in our words. Raises UsageError with every mistake."""
     ansible_groups.read_beside(groups, path.parent)
+    ansible_groups.check_names(groups)
     if groups.mistakes:
-        raise UsageError.of(groups.mistakes)
+        raise UsageError.of(list({str(one): one for one in groups.mistakes}.values()))
     top = Place(groups.file, 1, 1)
     keys: dict[DocPath, Place] = {}
     values: dict[DocPath, Place] = {(): top, ("groups",): top, ("hosts",): top}

@@ -16,7 +16,7 @@ from typing import Any
 from opsctl.errors import Place, UsageError
 from opsctl.inventory import ini
 from opsctl.localfiles import read
-from opsctl.text import did_you_mean, one_line
+from opsctl.text import VARIABLE, did_you_mean, one_line
 from opsctl.yaml_source import DocPath, Source, parse_yaml
 
 GROUP_KEYS = ("children", "hosts", "vars")
@@ -306,6 +306,19 @@ def read_beside(found: Groups, folder: Path) -> None:
                                        "it comes first")  # fmt: skip
         except OSError as error:
             found.mistakes.append(UsageError(f"cannot read {error.filename or top}: {error.strerror}"))
+
+
+def check_names(found: Groups) -> None:
+    """Note as a mistake each variable that no template could name."""
+    layers = [layer for group in found.groups.values() for layer in (group.own, group.filed)]
+    layers += [layer for host in found.hosts.values() for layer in (host.own, host.filed)]
+    for layer in layers:
+        for name, variable in layer.items():
+            if not VARIABLE.match(name):
+                found.mistakes.append(UsageError(
+                    f"{one_line(repr(name), 60)} cannot be a variable: letters, digits and _ only, no digit first",
+                    where=variable.place,
+                ))  # fmt: skip
 
 
 def _files_of(top: Path, name: str, used: set[Path]) -> list[Path]:

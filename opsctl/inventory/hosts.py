@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from opsctl.errors import Place, UsageError
 from opsctl.inventory.model import Settings, SglangSettings
+from opsctl.localfiles import from_home
 from opsctl.remote.spec import ConnectionSpec, Timeouts
 from opsctl.secret import Secret
 from opsctl.secret_sources import know
@@ -177,7 +178,7 @@ def _several(value: list[str] | str | None) -> list[str]:
 
 def _local(folder: Path, path: str) -> str:
     """A path of this machine as the inventory means it: relative to its own folder."""
-    return str(folder / Path(path).expanduser())
+    return str(folder / from_home(path))
 
 
 def matching_hosts(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:

@@ -70,9 +70,10 @@ def outcome(host: str, made: Collected) -> Outcome:
 
 
 def _folder(name: str) -> Path:
-    folder = Path(name).expanduser()
     try:
+        folder = Path(name).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {name}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "nobody of that name has a home"
+        raise UsageError(f"cannot make the folder {name}: {reason}") from None
     return folder

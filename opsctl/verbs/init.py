@@ -29,6 +29,7 @@ def spec(
     host_key: str | None = None,
 ) -> ConnectionSpec:
     """How to reach [USER@]ADDRESS; None is this machine. Raises UsageError."""
+    from opsctl.localfiles import from_home
     from opsctl.remote.spec import ConnectionSpec
 
     if host is None:
@@ -36,9 +37,10 @@ def spec(
     named, _, address = host.rpartition("@")
     if not re.fullmatch(r"[A-Za-z0-9_.:\-]+", address):
         raise UsageError(f"{host!r} is no host name or address", hint="as for ssh: [USER@]ADDRESS; the port by --port")
-    if key is not None and not key.expanduser().is_file():
+    file = from_home(key) if key else None
+    if file is not None and not file.is_file():
         raise UsageError(f"there is no key file {key}")
-    keys = (str(key.expanduser().resolve()),) if key else ()
+    keys = (str(file.resolve()),) if file else ()
     return ConnectionSpec(address, address=address, port=port, user=user or named or None, keys=keys, host_key=host_key)
 
 

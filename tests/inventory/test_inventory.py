@@ -159,6 +159,15 @@ def test_folders_of_variables_beside_an_inventory_of_ours_are_told(tmp_path: Pat
     assert "x" not in inventory(tmp_path, "hosts: {a: {}}\n").hosts["a"].variables
 
 
+def test_a_home_that_nobody_has_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    host = inventory(
+        tmp_path, "hosts: {a: {key: ~nobody-of-that-name/k, password: !file ~nobody-of-that-name/p}}\n"
+    ).hosts["a"]
+    assert "~nobody-of-that-name/k" in host.connection().keys[0]
+    with pytest.raises(UsageError, match="cannot be read"):
+        host.settings.password.reveal()  # type: ignore[union-attr]
+
+
 def test_a_folder_is_no_inventory(tmp_path: Path) -> None:
     (tmp_path / "hosts.ini").write_text("a\n")
     with pytest.raises(UsageError) as caught:
