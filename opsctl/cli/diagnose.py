@@ -131,9 +131,9 @@ def _show(told: Found) -> None:
     fine = [j.id for j in found.hypotheses if j.fine]
     other = [j.id for j in found.hypotheses if j.verdict is Verdict.RULED_OUT and not j.fine]
     if fine:
-        typer.echo(f"found fine   {', '.join(fine)}")
+        typer.echo(f"OK           {', '.join(fine)}")
     if other:
-        typer.echo(f"not this     {', '.join(other)}")
+        typer.echo(f"ruled out    {', '.join(other)}")
     for line in _told_of(told.earlier) if told.earlier else ():
         typer.echo(printable(line))
     if found.cause is None:

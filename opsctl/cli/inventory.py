@@ -158,7 +158,10 @@ def trust(
         return Exit.DONE
     if keys.new and not yes:
         if not sys.stdin.isatty():
-            raise UsageError("there is nobody to ask whether to trust these keys", hint="look at them, then add --yes")
+            raise UsageError(
+                "not a terminal, so nobody can be asked whether to trust these keys",
+                hint="look at them, then add --yes",
+            )
         count = len(keys.new)
         typer.confirm(f"Trust {'this key' if count == 1 else f'these {count} keys'}?", abort=True)
     for line in keys.trust(TERMINAL):

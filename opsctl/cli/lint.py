@@ -76,8 +76,8 @@ def _show(found: list[Finding], output: str, files: int) -> None:
             typer.echo(printable(f"{one.place}: {one.level}: {one.message} [{one.id}]"))
             if one.remedy:
                 typer.echo(printable(f"    → {one.remedy}"))
-        what = f"{len(found)} finding{'' if len(found) == 1 else 's'}" if found else "nothing to say"
-        typer.echo(f"{files} playbook{'' if files == 1 else 's'}: {what}")
+        what = f"{len(found)} finding{'' if len(found) == 1 else 's'}" if found else "no problems"
+        typer.echo(f"{files} playbook{'' if files == 1 else 's'} checked: {what}")
 
 
 def _as_json(finding: Finding) -> dict[str, object]:

@@ -34,7 +34,7 @@ def collect(
     inventory: InventoryOption = None,
     since: SinceOption = None,
     run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="From the begin of this run, with its journal.")
+        str | None, typer.Option(metavar="RUN", help="From the start of this run, with its journal.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The bundle, or a folder for several.")

@@ -99,13 +99,14 @@ def _time(seconds: float) -> str:
 @show_app.command()
 def show(
     run: RunArgument = LAST,
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Only tasks whose name has these words.")] = None,
     inventory: InventoryOption = None,
     host: HostOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> int:
-    """One past run: as it was recorded here, or with --host as that host's journal has it.
+    """One past run with all output: as it was recorded here, or with --host as that host's journal has it.
 
-    Example: opsctl show last
+    Example: opsctl show last "Stage the files"
     """
     if host:
         return _show_journal(run, inventory, host)
@@ -115,7 +116,7 @@ def show(
         return Exit.DONE
     from opsctl.report.run import lines
 
-    for line in lines(record):
+    for line in lines(record, task):
         typer.echo(line)
     return Exit.DONE
 

@@ -25,7 +25,8 @@ def become_password() -> Secret:
     """Ask for the sudo password, before any host is touched. Raises UsageError if there is nobody to ask."""
     if not sys.stdin.isatty():
         raise UsageError(
-            "there is nobody to ask for the sudo password", hint="say become_password: !env NAME in the inventory"
+            "not a terminal, so nobody can be asked for the sudo password",
+            hint="say become_password: !env NAME in the inventory",
         )
     return Secret(typer.prompt("sudo password", hide_input=True, err=True))
 

@@ -169,7 +169,7 @@ def _lines(done: Outcome) -> Iterator[str]:
     if result["accept_length"]:
         yield from _acceptance(result)
     for level, t in result["throughput"].items():
-        yield f"throughput at {level:>3}  {_number(t['per_request'])} tok/s a request, {_number(t['total'])} in total"
+        yield f"throughput at {level:>3}  {_number(t['per_request'])} tok/s per request, {_number(t['total'])} in total"
     for key, words in (("first_token", "first token"), ("inter_token", "between tokens")):
         if q := result["latency"][key]:
             yield f"{words:18} {q['median']:.1f} ms  (95 %: {q['p95']:.1f}, 99 %: {q['p99']:.1f})"
@@ -201,7 +201,7 @@ def _figures(result: dict[str, Any]) -> str:
     """The two figures that matter, on one line."""
     accept = result["accept_length"]
     parts = [f"acceptance length {accept['mean']:.2f}" if accept else "no speculation"]
-    parts += [f"{_number(t['per_request'])} tok/s a request at {level}" for level, t in result["throughput"].items()]
+    parts += [f"{_number(t['per_request'])} tok/s per request at {level}" for level, t in result["throughput"].items()]
     return ", ".join(parts)
 
 
@@ -226,7 +226,7 @@ def _acceptance(result: dict[str, Any]) -> Iterator[str]:
     )
     yield f"acceptance rate    {_number(result['accept_rate'])}  accepted drafts / proposed drafts"
     if result["accept_rate_in_log"] is not None:
-        yield f"  in its log       {_number(result['accept_rate_in_log'])}"
+        yield f"  in the log       {_number(result['accept_rate_in_log'])}"
     most = max(accept["histogram"], default=0) or 1
     for n, count in enumerate(accept["histogram"]):
         yield f"  {n} accepted       {'#' * round(_BAR * count / most):{_BAR}} {count}"

@@ -35,7 +35,7 @@ def run(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="RUN", help="Go on with a run that stopped; `last`: the newest."),
+        typer.Option("--resume", metavar="RUN", help="Resume a run that stopped; `last`: the newest."),
     ] = None,
     ask_become: Annotated[
         bool, typer.Option("--ask-become-password", "-K", help="Ask once for the sudo password of the hosts.")

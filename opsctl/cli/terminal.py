@@ -50,7 +50,7 @@ def tell_errors(done: Sequence[Done[Any]]) -> Exit:
 def ask(question: str) -> bool:
     """Ask a person on the terminal. Raises UsageError if there is none."""
     if not sys.stdin.isatty():
-        raise UsageError(f"there is nobody to ask: {question}", hint="add --yes to answer yes")
+        raise UsageError(f"not a terminal, so nobody can be asked: {question}", hint="add --yes to answer yes")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nothing is in progress yet
     try:
         return typer.confirm(question, err=True)

@@ -109,7 +109,7 @@ def _finding(finding: Remark, versions: Sequence[Version], width: int) -> Iterat
 def spans(found: Sequence[Version], of: Sequence[Version]) -> str:
     """Versions as ranges of the list they were asked in: `0.5.9 to 0.5.11, 0.5.18`."""
     if len(found) == len(of):
-        return "every version asked" if len(of) > 1 else f"SGLang {of[0]}"
+        return "every version checked" if len(of) > 1 else f"SGLang {of[0]}"
     order = {version: i for i, version in enumerate(of)}
     runs: list[list[Version]] = []
     for version in sorted(found, key=lambda item: order[item]):

@@ -121,6 +121,7 @@ class TaskEnded(Event):
         summary: what changed, or why it was skipped or is unknown; one line.
         lines: output for people.
         details: more of it, for those who ask.
+        output: what its command printed, line by line.
         measures: what it measured.
         seconds: how long it took.
     """
@@ -136,6 +137,7 @@ class TaskEnded(Event):
     diffs: tuple[FileDiff, ...] = ()
     lines: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
     measures: dict[str, float]
     problem: Problem | None = None
 

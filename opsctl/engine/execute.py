@@ -157,7 +157,7 @@ class Doing:
 
     def _failed(self, error: OpsctlError) -> Result:
         if self.session.info.check and self.session.changed and isinstance(error, RemoteError):
-            return Result("unknown", f"can be told only once earlier changes are made: {error.message}")
+            return Result("unknown", f"depends on changes above: {error.message}")
         return Result("failed", error.message, _values(error), error=error)
 
     def _judged(self, result: Result, item: Item) -> Result:
@@ -196,7 +196,7 @@ class Doing:
         )  # fmt: skip
         if outcome.failed is not None:
             if check and self.session.changed and host.asked:
-                return Result("unknown", f"can be told only once earlier changes are made: {outcome.failed}")
+                return Result("unknown", f"depends on changes above: {outcome.failed}")
             result.status, result.summary = "failed", outcome.failed
             result.error = TaskUnmet(outcome.failed, where=self.session.name, hint=outcome.hint)
         return result

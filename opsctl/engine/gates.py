@@ -49,9 +49,9 @@ def _judge(gate: Gate, measured: float | None, scope: Scope, at: At, *, check: b
         return (None if check else False), f"{gate.measure} was not measured"
     least, most = bounds(gate, scope, at)
     if least is not None and not measured >= least:
-        return False, f"{gate.measure} is {measured:g}, and has to be at least {least:g}"
+        return False, f"{gate.measure} {measured:.4g} < {least:.4g}"
     if most is not None and not measured <= most:
-        return False, f"{gate.measure} is {measured:g}, and has to be at most {most:g}"
+        return False, f"{gate.measure} {measured:.4g} > {most:.4g}"
     return True, f"{gate.measure} is {measured:g}"
 
 

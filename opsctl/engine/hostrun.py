@@ -326,7 +326,7 @@ class HostRun:
                 at=self.it.clock(), host=self.session.name, task=self._label, number=task.number, module=task.module,
                 place=Problem.at(task.at.place),
                 status=result.status, summary=result.summary, seconds=time.monotonic() - began, diffs=result.diffs,
-                lines=result.lines, details=result.details, measures=result.measures,
+                lines=result.lines, details=result.details, output=result.output, measures=result.measures,
                 problem=Problem.of(result.error) if result.error else None,
             )
         )  # fmt: skip

@@ -37,6 +37,18 @@ class Result:
     def changed(self) -> bool:
         return self.status in ("changed", "ran", "unknown")
 
+    @property
+    def output(self) -> tuple[str, ...]:
+        """What the command of the task printed, in lines; under a heading where it wrote to both of its streams."""
+        streams = {
+            name: text.splitlines()
+            for name in ("stdout", "stderr")
+            if isinstance(text := self.values.get(name), str) and text.strip()
+        }
+        if len(streams) == 1:
+            return tuple(next(iter(streams.values())))
+        return tuple(line for name, told in streams.items() for line in (f"{name}:", *told))
+
     def registered(self) -> Any:
         """What `register` gets."""
         if self.status == "unknown" or self.unseen:
@@ -71,7 +83,7 @@ def together(results: Mapping[int, Result] | list[Result]) -> Result:
         return Result("skipped", "the loop is empty", {"results": []})
     worst = min(parts, key=lambda r: _WORST.index(r.status))
     done = [r for r in parts if r.status == worst.status]
-    summary = worst.summary if len(done) == 1 else f"{worst.summary} (and {len(done) - 1} more)"
+    summary = worst.summary if len(done) == 1 else f"{worst.summary} ({len(done)} items)"
     return Result(
         worst.status,
         summary,

@@ -306,14 +306,14 @@ def _restore(session: Session, stage: Stage, plan: Plan, begun_for: Collection[s
                          hint=f"leave it out: --limit {','.join(sorted(begun_for))}") from None  # fmt: skip
     past = past_runs.past_run(told)
     if past.state in ("damaged", "unreadable"):
-        raise Damaged(f"run {run} cannot be gone on with: {past.ended_as}", where=session.name,
+        raise Damaged(f"run {run} cannot be resumed: {past.ended_as}", where=session.name,
                       hint=f"opsctl rollback {run} undoes what the journal still has")  # fmt: skip
     if past.outcome == "done":
         return _ALL_DONE
     if past.outcome == "rolled-back":
         raise UsageError(f"run {run} was rolled back: there is nothing to go on with", where=session.name)
     if past.undone or past.outcome == "rolled-back-partly":  # its checkpoint counts tasks that do not hold any more
-        raise UsageError(f"run {run} was rolled back in part: it cannot be gone on with", where=session.name,
+        raise UsageError(f"run {run} was rolled back in part: it cannot be resumed", where=session.name,
                          hint=f"take back the rest with opsctl rollback {run}, and run it anew")  # fmt: skip
     kept = past.checkpoint
     if (kept.get("digest") or past.meta.get("digest")) != plan.playbook.digest:

@@ -21,7 +21,7 @@ from opsctl.wire.host import Host
 from opsctl.wire.protocol import Call, Reply
 
 KEEP = "0"
-UNFORESEEN = "a command says only by running what it changes; give it `creates`, `unless` or `check`"
+UNFORESEEN = "effect unknown until it runs; give it `creates`, `unless` or `check`"
 
 Words = Public | list[Public]
 # What Ansible takes out of a command that is one text.

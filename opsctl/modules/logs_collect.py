@@ -21,7 +21,7 @@ from opsctl.wire.host import Host
 class LogsCollectArgs(ModuleArgs):
     folder: str = Field("logs", description="Folder on this machine for the bundle; made if it is not there.")
     since: Duration | None = Field(None, description="How far back. Default: files from their beginning, others a day.")
-    run: str | None = Field(None, description="From the begin of this run on, with its journal.")
+    run: str | None = Field(None, description="From the start of this run on, with its journal.")
     include: list[str] = Field([], description="Only these parts: unit.txt, proc/*.")
     exclude: list[str] = Field([], description="Leave these parts out.")
     redact: Literal["secrets", "more"] = Field(

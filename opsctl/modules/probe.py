@@ -144,7 +144,7 @@ def _lines(figures: dict[str, float], result: dict[str, Any], before: dict[str, 
             f"verify steps){_was('accept_length', before, 2)}"
         )
     if "tokens_per_second" in figures:
-        lines.append(f"{figures['tokens_per_second']:.1f} tokens/s a request{_was('tokens_per_second', before, 1)}")
+        lines.append(f"{figures['tokens_per_second']:.1f} tokens/s per request{_was('tokens_per_second', before, 1)}")
     return lines
 
 

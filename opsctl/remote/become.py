@@ -73,7 +73,7 @@ def refused(stream: Stream, user: str | None, host: str) -> OpsctlError:
         return AuthFailed(
             f"sudo does not let us become {user} unasked: {one_line(text)}",
             where=host,
-            hint="give `become_password` (or use --ask-become-pass), or a NOPASSWD rule; requiretty must be off",
+            hint="give `become_password` (or use --ask-become-password), or a NOPASSWD rule; requiretty must be off",
         )
     ended = "the connection was closed" if status is None else f"status {status}"
     return Unreachable(f"the agent did not start ({ended}): {one_line(text or 'no output')}", where=host)

@@ -58,7 +58,8 @@ def authenticate(transport: paramiko.Transport, hop: Hop, where: str) -> Identit
     allowed = allowed or _accepted(transport, hop)
     accepted = f"; the server accepts {', '.join(allowed)}" if allowed else ""
     raise AuthFailed(
-        f"{hop} let us in by none of: {'; '.join(tried) or 'nothing to try, no key and no password'}{accepted}",
+        f"{hop} rejected every login method tried: {'; '.join(tried) or 'none, as there is no key and no password'}"
+        f"{accepted}",
         where=where,
         hint=f"check `user` and `key` of the host, `ssh-add -l`, and `ssh -p {hop.port} {hop.user}@{hop.address}`; "
         "of its ways to log in, Kerberos (GSSAPI) and host based ones are not tried",

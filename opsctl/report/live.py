@@ -18,7 +18,7 @@ from opsctl.text import one_line, printable
 
 _MOST_BARS = 12
 _STYLES = (
-    ("FAILED", "red"), ("UNREACHABLE", "red"), ("NOT UNDONE", "red"), ("DOES NOT HOLD", "red"), ("error:", "red"),
+    ("FAILED", "red"), ("UNREACHABLE", "red"), ("NOT UNDONE", "red"), ("error:", "red"),
     ("would change", "yellow"), ("changed:", "yellow"), ("ran:", "yellow"), ("warning:", "yellow"),
     ("unknown", "magenta"), ("skipped", "dim"), ("undone", "cyan"), ("ok", "green"),
 )  # fmt: skip

@@ -24,7 +24,8 @@ from opsctl.secret import mask
 from opsctl.text import duration, one_line, printable
 
 _MANY_HOSTS = 5  # with more, tasks that changed nothing are not shown one by one
-_LONGEST = 500  # characters of why something failed
+_LONGEST = 500  # characters of why something failed, and of a line of output
+_MOST_OUTPUT = 40  # lines that a failed command printed
 _PROGRESS_EVERY = 5.0  # seconds between two lines of progress of one task
 
 STATUS_WORDS = {
@@ -57,7 +58,8 @@ class PlainView:
                 mode = " (check mode: nothing is changed)" if event.check else ""
                 self._line(f"run {event.run}: {event.playbook} on {_several(event.hosts)}{mode}")
             case PlayStarted():
-                self._line(f"play: {event.play} ({_several(event.hosts)}, {event.tasks} tasks)")
+                tasks = "1 task" if event.tasks == 1 else f"{event.tasks} tasks"
+                self._line(f"play: {event.play} ({_several(event.hosts)}, {tasks})")
             case Note():
                 self._line(f"{event.host + ': ' if event.host else ''}{event.level}: {event.message}")
                 self._hint(event.hint)
@@ -66,7 +68,7 @@ class PlainView:
             case TaskEnded():
                 self._task(event)
             case GateChecked():
-                word = {True: "holds", False: "DOES NOT HOLD", None: "unknown"}[event.holds]
+                word = {True: "holds", False: "FAILED", None: "unknown"}[event.holds]
                 self._line(f"{event.host}: gate {event.gate} {word}: {event.message}")
             case UndoStep():
                 why = f": {event.message}" if event.message else ""
@@ -95,6 +97,8 @@ class PlainView:
                 self._line(f"    {name} = {value:g}")
         for line in (*event.lines, *event.details) if self.verbose else event.lines:
             self._line(f"    {line}")
+        if failed or self.verbose:
+            self._output(event.output, len(event.output) if self.verbose else _MOST_OUTPUT)
         self._kept = self._kept or bool(event.details and not self.verbose)
         if self.diff:
             for diff in event.diffs:
@@ -106,6 +110,14 @@ class PlainView:
                 self._line(f"    at {where}")
             self._hint(event.problem.hint)
 
+    def _output(self, output: tuple[str, ...], most: int) -> None:
+        """The last lines of what a command printed."""
+        if len(output) > most:
+            self._line(f"    ... {len(output) - most} lines before these")
+            self._kept = True
+        for line in output[-most:]:
+            self._line(f"    | {one_line(line, _LONGEST)}")
+
     def _progress(self, event: TaskProgress) -> None:
         if self.live:
             return
@@ -116,7 +128,7 @@ class PlainView:
             self._line(f"{event.host}: {event.task}:{share} {one_line(event.text)}")
 
     def _end(self, event: RunEnded) -> None:
-        for ended in self._recap:
+        for ended in sorted(self._recap, key=lambda ended: ended.status != "ok"):  # what failed stands last
             words = {"changed": "would change"} if self._check else {}
             counts = ", ".join(f"{n} {words.get(k, k)}" for k, n in ended.counts.items() if n) or "nothing done"
             status = "ok" if ended.status == "ok" else ended.status.upper().replace("-", " ")
@@ -125,15 +137,15 @@ class PlainView:
                 self._line(f"    {self._why(ended)}")
             self._hint(ended.hint)
         if self._kept:
-            shown = f"opsctl show {event.run} tells the details, as --verbose would have"
-            self._line("--verbose tells the details" if self._check else shown)  # check mode leaves no record
-        self._line(f"{event.outcome} in {duration(event.seconds)} (run {event.run}, exit code {event.exit_code})")
+            # Check mode leaves no record.
+            self._line(f"details: {'add --verbose' if self._check else f'opsctl show {event.run}'}")
+        self._line(f"{event.outcome} ({duration(event.seconds)}, run {event.run}, exit code {event.exit_code})")
 
     def _why(self, ended: HostEnded) -> str:
-        """What ended a host; where its task has said so above, which one that was."""
+        """What ended a host: the task where one has failed, its place, and why."""
         for task in self._failed:
             if task.host == ended.host and task.summary and task.summary in ended.message:
-                return one_line(f"failed at: {task.task} ({task.place.where}), see above")
+                return one_line(f"{task.task} ({task.place.where}): {task.summary}")
         return one_line(ended.message, _LONGEST)
 
     def _hint(self, hint: str | None) -> None:

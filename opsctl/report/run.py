@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from opsctl.engine.record import Record
-from opsctl.errors import Place
+from opsctl.errors import Place, UsageError
 from opsctl.findings import Finding, Level
 from opsctl.modules.contract import FileDiff
 from opsctl.report.diff import unified
 from opsctl.report.findings import cell
 from opsctl.report.html import Cell, Page, Tone
-from opsctl.text import duration, few, moment, one_line, printable
+from opsctl.text import did_you_mean, duration, few, moment, one_line, printable
 
 _MARKS = {"ok": "✅", "failed": "❌", "rolled-back": "↩️", "rollback-failed": "❌", "unreachable": "❌", "locked": "🔒"}
 _TONES: dict[str, Tone] = {
@@ -21,12 +21,23 @@ _TONES: dict[str, Tone] = {
     "unreachable": "bad", "rolled-back": "warn", "rollback-failed": "bad", "locked": "bad", "interrupted": "bad",
 }  # fmt: skip
 _LEVELS: dict[str, Level] = {"failed": "error", "unreachable": "error", "skipped": "skipped", "unknown": "skipped"}
+_MOST_OUTPUT = 40  # lines that a failed command printed
 _GATES: dict[bool | None, Level] = {True: "passed", False: "error", None: "skipped"}
 
 
-def lines(record: Record) -> Iterator[str]:
-    """The lines that the run was shown with, safe for a terminal."""
-    return (printable(line) for event in record.events for line in _lines(event))
+def lines(record: Record, task: str | None = None) -> Iterator[str]:
+    """What happened in the run, with all output, safe for a terminal.
+
+    task: only what is told of tasks whose name has these words, or of the one with this number. Raises UsageError.
+    """
+    events = list(record.events)
+    if task is not None:
+        ended = [event for event in events if event.get("event") == "task_ended"]
+        events = [one for one in ended if task == str(one["number"]) or task.lower() in one["task"].lower()]
+        if not events:
+            names = dict.fromkeys(one["task"] for one in ended)
+            raise UsageError(f"no task of run {record.run} is called {task!r}", hint=did_you_mean(task, names))
+    return (printable(line) for event in events for line in _lines(event))
 
 
 def _lines(event: dict[str, Any]) -> Iterator[str]:
@@ -42,6 +53,7 @@ def _lines(event: dict[str, Any]) -> Iterator[str]:
             yield f"{event['host']}: {event['status']}: {event['task']}{summary} ({duration(event['seconds'])})"
             yield from (f"    {name} = {value:g}" for name, value in event["measures"].items())
             yield from (f"    {line}" for line in (*event["lines"], *event.get("details", ())))
+            yield from (f"    | {line}" for line in event.get("output", ()))
             for diff in event["diffs"]:
                 yield from (f"    {line}" for line in recorded_diff(diff))
             if event.get("problem"):
@@ -56,7 +68,7 @@ def _lines(event: dict[str, Any]) -> Iterator[str]:
             counts = ", ".join(f"{n} {k}" for k, n in event["counts"].items())
             yield f"{event['host']}: {event['status']} ({counts}) {event['message']}".rstrip()
         case "run_ended":
-            yield f"{event['outcome']} in {duration(event['seconds'])} (exit code {event['exit_code']})"
+            yield f"{event['outcome']} ({duration(event['seconds'])}, exit code {event['exit_code']})"
 
 
 def findings(record: Record) -> list[Finding]:
@@ -85,7 +97,7 @@ def _of_task(event: dict[str, Any]) -> Finding:
         Place(place) if place else None,
         (event.get("problem") or {}).get("hint") or "",
         where=event["host"],
-        evidence="\n".join(event.get("lines", ())) if failed else "",
+        evidence="\n".join((*event.get("lines", ()), *event.get("output", ())[-_MOST_OUTPUT:])) if failed else "",
         seconds=event["seconds"],
     )
 
@@ -195,7 +207,7 @@ def _said(page: Page, record: Record) -> None:
     tasks = [(task, [*task["lines"], *task.get("details", ())]) for task in record.of("task_ended")]
     said = [(task, lines) for task, lines in tasks if lines]
     if said:
-        page.section("In the words of the tasks")
+        page.section("Task output")
     for task, lines in said:
         page.paragraph(f"{task['host']}: {task['task']}")
         page.items(Cell(line, "bad" if line.startswith("error: ") else "plain") for line in lines)

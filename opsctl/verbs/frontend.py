@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def _nobody(question: str) -> bool:
-    raise UsageError(f"there is nobody to ask: {question}", hint="say yes beforehand")
+    raise UsageError(f"nobody can be asked: {question}", hint="say yes beforehand")
 
 
 @dataclass(frozen=True, slots=True)

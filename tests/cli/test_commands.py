@@ -114,8 +114,11 @@ def test_a_failed_check_is_told_once_and_pointed_to_at_the_end(project: Project,
     why = "the drafter does not fit: " + "its head is of another vocabulary, " * 8 + "and that is all"
     project.write(f"hosts: here\ntasks:\n  - name: fits\n    assert: {{that: 1 == 2, msg: '{why}'}}\n")
     lines = cli("run", "play.yaml").out.splitlines()
-    assert [line for line in lines if "does not fit" in line] == [f"here: FAILED: fits - {why}"]
-    assert lines[-2:-1] == ["    failed at: fits (play.yaml:3:5), see above"]
+    told, last = (line for line in lines if "does not fit" in line)
+    assert told == f"here: FAILED: fits - {why}"
+    assert last.startswith("    fits (play.yaml:3:5): the drafter does not fit: its head is of another vocabulary")
+    assert len(last) <= 204
+    assert lines[-2:-1] == [last]
 
 
 def test_what_ends_a_host_outside_of_a_task_has_its_place(project: Project, cli: Cli) -> None:
@@ -555,13 +558,35 @@ def test_details_are_kept_for_those_who_ask(project: Project, cli: Cli) -> None:
     brief, verbose = cli("run", "look"), cli("run", "look", "--verbose")
     assert "note: " not in brief.out
     assert "note: d2t: " in verbose.out
-    asked = re.search(r"opsctl show (\S+) tells the details", brief.out)
+    asked = re.search(r"details: opsctl show (\S+)", brief.out)
     assert asked is not None
     assert "note: d2t: " in cli("show", asked[1]).out
     assert "opsctl show" not in verbose.out
     planned = cli("run", "look", "--check")
-    assert "--verbose tells the details" in planned.out
+    assert "details: add --verbose" in planned.out
     assert "opsctl show" not in planned.out  # check mode leaves no record
+
+
+def test_a_failed_command_shows_what_it_printed(project: Project, cli: Cli) -> None:
+    project.write(
+        "hosts: here\ntasks:\n  - {name: Fetch, command: echo fetched}\n"
+        "  - {name: Build, shell: 'seq 60; echo no such file >&2; exit 2'}\n"
+    )
+    said = cli("run", "play.yaml")
+    shown = [line.removeprefix("    | ") for line in said.out.splitlines() if line.startswith("    | ")]
+    assert shown == [*map(str, range(23, 61)), "stderr:", "no such file"]
+    assert "22 lines before these" not in said.out
+    assert "23 lines before these" in said.out  # with the heading of stdout
+    assert "    Build (play.yaml:4:5): exit code 2: no such file" in said.out.splitlines()
+    whole = cli("show", "last", "build").out
+    assert "    | 1\n    | 2\n" in whole
+    assert "fetched" not in whole
+    assert "    | fetched" in cli("show", "last", "0").out
+    missing = cli("show", "last", "Bild")
+    assert (missing.code, "did you mean 'Build'?" in missing.err) == (Exit.USAGE, True)
+    for file in (("--junit", "j.xml"), ("--summary-file", "s.md")):
+        cli("run", "play.yaml", *file)
+    assert "no such file" in Path("j.xml").read_text()
 
 
 LINTED = """\

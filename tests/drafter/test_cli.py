@@ -72,7 +72,7 @@ def test_people_read_verdict_evidence_effect_and_remedy(tmp_path: Path, capfd: p
     run(["drafter", "check", *folders(tmp_path, made), "--sglang", "0.5.12,0.5.23"])
     text = " ".join(capfd.readouterr().out.split())
     for part in (
-        "! silent-garbage on every version asked",
+        "! silent-garbage on every version checked",
         "HTTP 200",
         "midlayer.self_attn.q_proj.weight",
         "[96, 96] in the file, [48, 96] by config.json",

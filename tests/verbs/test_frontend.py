@@ -96,7 +96,7 @@ def test_an_assistant_deploys_measures_and_takes_back(
 
 
 def test_nobody_is_asked_where_nobody_is_there(practice: PracticeHost) -> None:
-    with pytest.raises(UsageError, match="nobody to ask"):
+    with pytest.raises(UsageError, match="nobody can be asked"):
         Assistant().runs(practice, "stop-server")
 
 

@@ -25,7 +25,7 @@ class Symptom(Enum):
     CHANCE = "acceptance length up to 1.02"
     FAINT = "acceptance length 1.02 to 1.3"
     PARTIAL = "acceptance length 1.3 to about 2"
-    SOUND = "acceptance as of a drafter that works"
+    SOUND = "normal acceptance"
 
 
 @dataclass(frozen=True, slots=True)
