@@ -27,7 +27,7 @@ from opsctl.engine.tasks import Play, Playbook, straight
 from opsctl.engine.templating import At
 from opsctl.engine.undo import looked_up
 from opsctl.errors import Damaged, Exit, OpsctlError, RemoteError, UsageError
-from opsctl.inventory import Inventory, InventoryHost
+from opsctl.inventory import Inventory, InventoryHost, demand_reachable
 from opsctl.inventory.load import known_as
 from opsctl.secret import masked
 from opsctl.secret_sources import know
@@ -111,6 +111,7 @@ def plan(options: Options, inventory: Inventory) -> Plan:
     start = preflight.start_number(playbook.plays, options.start_at) if options.start_at else (0, 0)
     run = options.resume or runname.new()
     chosen_hosts = [_hosts(play, inventory, limit) for play in playbook.plays]
+    demand_reachable({host.name: host for hosts in chosen_hosts for host in hosts}.values())
     names = {name for hosts in chosen_hosts for host in hosts for name in host.variables}
     params.check_names(options.given, playbook.plays, names)
     declared = params.declared(playbook.plays)

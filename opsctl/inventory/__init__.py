@@ -7,8 +7,8 @@ for host in inventory.select("blackwell:!spare"):
     host.variables                       # for playbooks
 """
 
-from opsctl.inventory.hosts import Inventory, InventoryHost
+from opsctl.inventory.hosts import Inventory, InventoryHost, demand_reachable
 from opsctl.inventory.load import find, load
 from opsctl.inventory.model import SglangSettings
 
-__all__ = ["Inventory", "InventoryHost", "SglangSettings", "find", "load"]
+__all__ = ["Inventory", "InventoryHost", "SglangSettings", "demand_reachable", "find", "load"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,13 @@ class InventoryHost:
         if self.blocked is not None:
             raise self.blocked
         return connection_spec(self)
+
+
+def demand_reachable(hosts: Iterable[InventoryHost]) -> None:
+    """Raise UsageError for all hosts that cannot be reached as the inventory says."""
+    blocked = [host.blocked for host in hosts if host.blocked]
+    if blocked:
+        raise UsageError.of(blocked)
 
 
 @dataclass(frozen=True, slots=True)

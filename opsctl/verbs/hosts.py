@@ -158,6 +158,9 @@ def take() -> Early:
 @contextmanager
 def reaching(hosts: Sequence[InventoryHost], at_once: int = 1) -> Iterator[Connections]:
     """Connections to `hosts`, all begun, for a command line that has turned out right."""
+    from opsctl.inventory import demand_reachable
+
+    demand_reachable(hosts)
     know([host.settings for host in hosts])
     begun, specs = take(), [host.connection() for host in hosts]
     begun.remember({file for host in hosts if host.source for file in host.source.files}, specs, at_once)

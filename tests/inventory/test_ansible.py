@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from opsctl.errors import UsageError
+from opsctl.errors import Exit, UsageError
 from opsctl.inventory import InventoryHost, load
 from opsctl.secret import Secret
+from tests.commands import opsctl
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "ansible.yaml").read_text())
 
@@ -82,3 +83,21 @@ def test_what_cannot_be_read_is_told_with_all_that_is_wrong(tmp_path: Path, case
     for words in case["error"]:
         assert words in told
     assert "None" not in told.replace(" None", "")
+
+
+def test_no_host_is_touched_where_one_cannot_be_reached(tmp_path: Path) -> None:
+    (tmp_path / "hosts.ini").write_text(
+        "here ansible_connection=local\na ansible_connection=docker\nb ansible_host='{{ nowhere }}'\n"
+    )
+    (tmp_path / "play.yaml").write_text(
+        "- hosts: here\n  tasks:\n    - file: {path: made}\n- hosts: all\n  tasks:\n    - debug: x\n"
+    )
+    for words in (["inventory", "check"], ["run", "play.yaml", "--yes"]):
+        said = opsctl(*words, "-i", "hosts.ini", folder=tmp_path)
+        assert said.code == Exit.USAGE
+        assert "hosts.ini:2:1" in said.err
+        assert "hosts.ini:3:1" in said.err
+        assert "--host 'all:!a'" in said.err
+    assert not (tmp_path / "made").exists()
+    alone = opsctl("inventory", "check", "all:!a:!b", "-i", "hosts.ini", folder=tmp_path)
+    assert (alone.code, "here: ok" in alone.out) == (Exit.DONE, True), alone.err
