@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from opsctl.agent.core import flocks
+from opsctl.agent.core import file_locks
 from tests.campaigns.damages import tree
 from tests.sshd import Sshd
 from tests.story.conftest import HERE, Said
@@ -64,7 +64,7 @@ class Bare:
     def free(self) -> bool:
         """Whether nobody holds the host, nor works on a run."""
         runs = (self.state / "runs").glob("*/lock")
-        return not any(flocks.is_locked(str(file)) for file in (self.state / "locks/host", *runs))
+        return not any(file_locks.is_locked(str(file)) for file in (self.state / "locks/host", *runs))
 
     def stop_processes(self) -> None:
         """End what the `process` tasks of plays have started."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.gpu import gather, smi, surroundings
+from opsctl.agent.gpu import gather, surroundings, tools
 from opsctl.gpu import state
 from opsctl.gpu.judge import judge
 from opsctl.gpu.model import State
@@ -390,7 +390,7 @@ def test_nvidia_smi_of_a_driver_container(healthy: FakeHost, tmp_path: Path, mon
     (root / "usr/bin").mkdir(parents=True)
     (healthy.bin / "nvidia-smi").rename(root / "usr/bin/nvidia-smi")
     entered = healthy.program("chroot", f'[ "$1" = "{root}" ] && shift && exec "{root}$@"')
-    monkeypatch.setattr(smi, "DRIVER_ROOT", str(root))
-    monkeypatch.setattr(smi, "FOLDERS", f":{entered.parent}")
+    monkeypatch.setattr(tools, "DRIVER_ROOT", str(root))
+    monkeypatch.setattr(tools, "FOLDERS", f":{entered.parent}")
     assert healthy.verdicts()["driver.loaded"] == "pass"
     assert max(len(r.gpus) for r in healthy.evidence().readings) == 8

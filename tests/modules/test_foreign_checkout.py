@@ -19,7 +19,7 @@ from opsctl.agent.core import rights, users
 from opsctl.agent.git import ownership
 from opsctl.agent.gpu import active
 from opsctl.agent.logs.collect import bundle
-from opsctl.agent.source import launchflags, patching, patchlook, source
+from opsctl.agent.source import interpreter, patching, patchlook, source
 from opsctl.sglang.logs.log_parts import Server, parts
 from opsctl.sglang.patches import patchset
 from opsctl.sglang.patches.patching import making
@@ -396,8 +396,8 @@ def test_root_asks_no_interpreter_what_it_imports_where_others_decide_what_that_
     (theirs / "sglang/__init__.py").touch()
     (theirs / "json.py").write_text(f"import os\nopen({str(ran)!r}, 'a').write('%d\\n' % os.getuid())\n")
     give(theirs, OTHER)
-    launchflags.known(Context(), PYTHON, cwd=str(theirs))
-    launchflags.known(Context(), PYTHON, cwd="/", path=str(theirs))
+    interpreter.known(Context(), PYTHON, cwd=str(theirs))
+    interpreter.known(Context(), PYTHON, cwd="/", path=str(theirs))
     with contextlib.suppress(AgentError):
         patchlook.look(Context(), None, [], python=PYTHON, path=str(theirs))
     assert ran.read_text().split() == [str(OTHER)] * 3

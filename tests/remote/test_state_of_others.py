@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.core import flocks, history, journal
+from opsctl.agent.core import file_locks, history, journal
 from opsctl.agent.core.durable import demand_safe
 from opsctl.agent.process import process
 from opsctl.errors import RemoteError
@@ -142,9 +142,9 @@ def test_a_lock_that_its_owner_has_made_a_terabyte_long_still_says_who_holds_it(
     path = tmp_path / "lock"
     path.touch(mode=0o600)
     os.truncate(path, 1 << 40)
-    held = flocks.take(str(path))
+    held = file_locks.take(str(path))
     assert held is not None
-    flocks.say(held, b'{"who": "us"}')
+    file_locks.say(held, b'{"who": "us"}')
     os.close(held)
     assert path.stat().st_size < 1 << 20
     assert json.loads(path.read_bytes()) == {"who": "us"}

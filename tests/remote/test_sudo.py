@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.core import lock
+from opsctl.agent.core import host_lock
 from opsctl.engine import hostlock, past_runs
 from opsctl.engine.connections import Connections
 from opsctl.engine.options import Options
@@ -182,13 +182,13 @@ def test_the_user_of_a_unit_that_does_not_run_is_locked_out_while_root_changes_i
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("OPSCTL_STATE_DIR", str(tmp_path / "state"))
-    lock.take(Context(), {"who": "root"}, server={"port": free_port(), "unit": "sglang"})
+    host_lock.take(Context(), {"who": "root"}, server={"port": free_port(), "unit": "sglang"})
     try:
         with pytest.raises(Locked, match="root holds the lock"):
             login("opsctl-asked").call(hostlock.take(ANN, "t1", 0.0), timeout=30)
         login("opsctl-free").call(hostlock.take(ANN, "t1", 0.0), timeout=30)
     finally:
-        lock.release(Context())
+        host_lock.release(Context())
     login("opsctl-asked").call(hostlock.take(ANN, "t1", 0.0), timeout=30)
 
 
@@ -205,14 +205,14 @@ def test_what_lies_in_the_place_of_a_users_lock_is_opened_with_their_rights_alon
     (locks / "host").symlink_to(roots)
     with serving("opsctl-asked") as port:
         with pytest.raises(AgentError, match="symbolic link"):
-            lock.take(Context(), {"who": "root"}, server={"port": port, "unit": None})
+            host_lock.take(Context(), {"who": "root"}, server={"port": port, "unit": None})
         shutil.rmtree(locks)
         locks.symlink_to(tmp_path)
         with pytest.raises(AgentError, match="cannot keep"):
-            lock.take(Context(), {"who": "root"}, server={"port": port, "unit": None})
+            host_lock.take(Context(), {"who": "root"}, server={"port": port, "unit": None})
         locks.unlink()
-        lock.take(Context(), {"who": "root"}, server={"port": port, "unit": None})
-        lock.release(Context())
+        host_lock.take(Context(), {"who": "root"}, server={"port": port, "unit": None})
+        host_lock.release(Context())
     assert roots.read_text() == "root's own"
     assert (locks / "host").stat().st_uid == locks.stat().st_uid == pwd.getpwnam("opsctl-asked").pw_uid
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opsctl.agent.source.launchflags import known
+from opsctl.agent.source.interpreter import known
 from opsctl.sglang.releases.version import Version
 from opsctl.sglang.server.flags import history
 from opsctl.wire.protocol import Context

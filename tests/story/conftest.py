@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from opsctl.agent.core import flocks
+from opsctl.agent.core import file_locks
 from opsctl.practice import models
 from opsctl.practice.host import PracticeHost, practice_host
 from tests import commands
@@ -124,7 +124,7 @@ class Story:
         """Whether nobody holds the host, nor works on a run."""
         runs = list((self.state / "runs").iterdir())
         files = [self.state / "locks/host", *(run / name for run in runs for name in ("lock", "supervisor.lock"))]
-        return not any(flocks.is_locked(str(file)) for file in files)
+        return not any(file_locks.is_locked(str(file)) for file in files)
 
     def settled(self) -> str:
         """Wait until the host is left alone; the drafter it then serves, once all that is said about it agrees."""

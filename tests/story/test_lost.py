@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from opsctl.agent.core import flocks
+from opsctl.agent.core import file_locks
 from tests.sshd import eventually
 from tests.story.conftest import Story
 from tests.story.dying import holders
@@ -150,9 +150,9 @@ def test_a_second_operator_is_told_who_is_there_and_can_wait(story: Story) -> No
 
 def test_a_deploy_under_way_is_taken_back_by_a_second_operator_only_by_force(story: Story) -> None:
     first = story.start("opsctl", *story.deploy("hangs", "-e", "stall=60s"))
-    supervised = (story.state / "runs").glob
+    locks = (story.state / "runs").glob
     eventually(
-        lambda: first.poll() is not None or any(flocks.is_locked(str(lock)) for lock in supervised("*/supervisor.lock"))
+        lambda: first.poll() is not None or any(file_locks.is_locked(str(at)) for at in locks("*/supervisor.lock"))
     )
     assert first.poll() is None
     refused, forced = story.opsctl("rollback", "-y"), story.opsctl("rollback", "-y", "--force")

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, cast
 
-from opsctl.agent.gpu import smi
+from opsctl.agent.gpu import tools
 from opsctl.agent.process.pids import boot_id
 from opsctl.wire.protocol import Context
 
@@ -128,7 +128,7 @@ def _gpus() -> GpuFacts:
         code, numa = _read(folder + "/device").strip(), _read(folder + "/numa_node").strip()
         devices.append({"bus": name.lower(), "device": code, "numa": numa})
     columns = "index,uuid,pci.bus_id,name,driver_version,memory.total"
-    rows, reason = smi.rows(Context(), "--query-gpu=" + columns, SMI_LIMIT)
+    rows, reason = tools.smi_rows(Context(), "--query-gpu=" + columns, SMI_LIMIT)
     names = ("index", "uuid", "bus", "name", "driver", "memory_mib")
     gpus = [cast("Gpu", dict(zip(names, row))) for row in rows or []]
     found: GpuFacts = {

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Iterator, List, cast
 
-from opsctl.agent.core import durable, flocks, runs
+from opsctl.agent.core import durable, file_locks, runs
 from opsctl.agent.core.runs import Record
 from opsctl.wire.protocol import AgentError, Context
 
@@ -68,7 +68,7 @@ def _summary(record: Record) -> Run:
         "why": record.why,
         "damage": record.damage,
         "confirmed": record.confirmed,
-        "attended": flocks.is_locked(os.path.join(runs.folder(record.run), "attended")),
+        "attended": file_locks.is_locked(os.path.join(runs.folder(record.run), "attended")),
         "steps": len(record.steps),
         "last": max((step.seq for step in record.steps), default=0),
         "done": sum(step.state == "done" for step in record.steps),
@@ -81,7 +81,7 @@ def _state(record: Record) -> RunState:
         return "unreadable"
     if runs.supervised(record.run):
         return "supervised"
-    if flocks.is_locked(os.path.join(runs.folder(record.run), "lock")):
+    if file_locks.is_locked(os.path.join(runs.folder(record.run), "lock")):
         return "running"
     if record.damage and not record.undone:
         return "damaged"

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
-from opsctl.agent.core import durable, flocks, runs
+from opsctl.agent.core import durable, file_locks, runs
 from opsctl.agent.core.runs import FORMAT
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
@@ -99,7 +99,7 @@ def remove_unbegun() -> None:
     """Remove folders of runs whose beginning a crash has cut short."""
     for name in os.listdir(runs.root()):
         path = os.path.join(runs.root(), name)
-        if name.startswith(".") and not flocks.is_locked(os.path.join(path, "lock")):
+        if name.startswith(".") and not file_locks.is_locked(os.path.join(path, "lock")):
             remove(path)
 
 
@@ -210,7 +210,7 @@ def own(run: str) -> None:
     with _guard:
         if run in _owned:
             return
-        fd = flocks.take(os.path.join(runs.folder(run), "lock"))
+        fd = file_locks.take(os.path.join(runs.folder(run), "lock"))
         if fd is None:
             raise AgentError(
                 "locked",
@@ -240,7 +240,7 @@ def attend(run: str) -> None:
     """
     with _guard:
         if run not in _attended:
-            fd = flocks.take(os.path.join(runs.folder(run), "attended"), LEAVING)
+            fd = file_locks.take(os.path.join(runs.folder(run), "attended"), LEAVING)
             if fd is None:
                 holder = dict(runs.read(run).meta, run=run)
                 raise AgentError("locked", "run %s is attended by another operator" % run, holder=holder)
@@ -283,7 +283,7 @@ def turn(run: str, call: Context, doing: str, seconds: Optional[float] = TURN) -
     fd = durable.opened(path, os.O_RDWR | os.O_CREAT)
     try:
         _wait_for_turn(run, fd, path, call, seconds)
-        flocks.say(fd, masking.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}))
+        file_locks.say(fd, masking.json_bytes({"doing": doing, "pid": os.getpid(), "since": time.time()}))
         yield
     finally:
         os.close(fd)

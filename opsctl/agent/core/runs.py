@@ -33,7 +33,7 @@ import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, List, Literal, Optional, Set, Tuple
 
-from opsctl.agent.core import durable, flocks
+from opsctl.agent.core import durable, file_locks
 from opsctl.wire.protocol import AgentError
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def counts(path: str, text: bytes) -> bool:
 
 def supervised(run: str) -> bool:
     """Whether a supervisor of the run lives."""
-    return flocks.is_locked(os.path.join(folder(run), "supervisor.lock"))
+    return file_locks.is_locked(os.path.join(folder(run), "supervisor.lock"))
 
 
 def _numbered(text: bytes, last: int) -> Tuple[List[Dict[str, Any]], List[str]]:

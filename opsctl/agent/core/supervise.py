@@ -9,7 +9,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, List, Optional, cast
 
-from opsctl.agent.core import dispatch, durable, flocks, loader, lock, runlog, runs, steps, supervisor
+from opsctl.agent.core import dispatch, durable, file_locks, host_lock, journal, loader, runlog, runs, supervisor
 from opsctl.agent.core.runs import Record
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, ProtocolError, Reply, frame, read_frame
@@ -47,7 +47,7 @@ def start(
     supervising = _spawn(run)
     try:
         # It waits for its work: a step is written ahead once there is somebody to make it, and before it is made.
-        steps.announce(run, seq, task, names, undo, settle or [], shows or [])
+        journal.announce(run, seq, task, names, undo, settle or [], shows or [])
         supervisor.prepare_verdict(run)
         # The events are there before the supervisor writes any: following can begin at once.
         os.close(os.open(supervisor.events_path(run), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
@@ -103,13 +103,13 @@ def follow(call: Context, run: str, offset: int = 0, until: str = "applied") -> 
 def confirm(call: Context, run: str, outcome: Optional[str] = None, timeout: float = 20.0) -> Confirmed:
     """The change is good: keep it. With `outcome` that also ends the run. Raises conflict when it is too late."""
     if supervisor.verdict(run) is None and not runs.supervised(run):
-        _refuse_if_undone(run, steps.whole(run))
+        _refuse_if_undone(run, journal.whole(run))
     decided = supervisor.decide(run, supervisor.CONFIRM, outcome)
     if decided.get("verdict") != supervisor.CONFIRM:
         raise AgentError("conflict", "too late: run %s is being or has been taken back" % run, run=run, **decided)
     if not _gone(run, timeout):
         raise AgentError("timeout", "the supervisor of run %s does not react" % run, run=run)
-    record = steps.whole(run)
+    record = journal.whole(run)
     if not record.confirmed:  # the supervisor died between the two: what it was to write is ours to write
         _refuse_if_undone(run, record)
         with runlog.owning(run):
@@ -134,7 +134,7 @@ def revert(call: Context, run: str) -> RolledBack:
             raise
         _gone(run, runlog.TURN)
         with runlog.owning(run), runlog.turn(run, call, "taking it back"):
-            return steps.roll_back(run, call, "reverted")
+            return journal.roll_back(run, call, "reverted")
     assert reply.result["state"] == "reverted"  # nobody can confirm it any more
     return reply.result["report"]
 
@@ -177,7 +177,7 @@ def _next(events: BinaryIO) -> Any:
 def _import_all(run: str, names: List[str]) -> None:
     """Have the source of everything the supervisor may need: for this change, and to take back those before it."""
     for step in runs.read(run).steps:
-        names = names + [name for name, _ in steps.known(step.undo + step.settle)]
+        names = names + [name for name, _ in journal.known_calls(step.undo + step.settle)]
     for name in names:
         dispatch.find(name)
 
@@ -187,14 +187,14 @@ def _spawn(run: str) -> "subprocess.Popen[bytes]":
     sources = {name: text for name, text in loader.sources.items() if text is not None}
     if loader.HERE not in sources:
         raise AgentError("invalid", "a supervised change needs an agent that was sent to its host")
-    held = lock.descriptors()
+    held = host_lock.descriptors()
     run_lock = runlog.owned(run)
     assert run_lock is not None
     config = {"run": run, "state": os.environ.get("OPSCTL_STATE_DIR"), "run_lock": run_lock, "held": held}
     text = "%s\nboot(%r, 'agent.core.supervisor', i, %r)\n" % (sources[loader.HERE], sources, config)
     boot = zlib.compress(text.encode())
     path = runs.folder(run)
-    alive = flocks.take(os.path.join(path, "supervisor.lock"))
+    alive = file_locks.take(os.path.join(path, "supervisor.lock"))
     if alive is None:
         raise AgentError("exists", "run %s is supervised already" % run, run=run)
     try:

@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Optional, Tuple
 
-from opsctl.agent.core import dispatch, durable, loader, runlog, runs, steps
+from opsctl.agent.core import dispatch, durable, journal, loader, runlog, runs
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context, Reply, frame, read_frame
 
@@ -115,7 +115,7 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
     error: Optional[Fault] = None
     try:
         with runlog.turn(run, events, "step %d, supervised" % seq):
-            reply = steps.perform(run, seq, todo, events)
+            reply = journal.perform(run, seq, todo, events)
     except Exception as failure:  # noqa: BLE001  whatever it was, the run is taken back and its controller told
         error = dispatch.describe(failure)
         decided = _decide(run, FAILED)
@@ -125,7 +125,7 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
         events.write({"event": "applied", "result": result, "confirm_within": confirm_within}, body)
         decided = _await(run, deadline, events)
     if error is None and decided.get("verdict") == CONFIRM:
-        account = steps.Account(run)
+        account = journal.Account(run)
         account.note({"confirmed": True})  # else whoever has confirmed does so, once we are gone
         if decided.get("outcome"):
             account.note({"outcome": decided["outcome"]})
@@ -135,7 +135,7 @@ def supervise(run: str, seq: int, todo: Any, confirm_within: float, events: Even
     failed = decided.get("verdict") in (FAILED, CONFIRM)
     why = "failed" if failed else "not confirmed" if decided.get("verdict") == EXPIRED else "reverted"
     with runlog.turn(run, events, "taking it back", None):  # nobody else would do it
-        report = steps.roll_back(run, events, why)
+        report = journal.roll_back(run, events, why)
     events.write({"event": "reverted", "why": why, "error": error, "report": report})
 
 

@@ -11,7 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING, Dict, List, Optional
 
 from opsctl.agent.core import rights
-from opsctl.agent.process import detached
+from opsctl.agent.gpu import tools
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _told(
     if folder is not None:
         os.chown(folder, who.uid, who.gid)
     call.progress({"text": "%s runs" % test})
-    ran = detached.run(call, [*rights.words(who), *argv], limit, dict(rights.environment(who), **env), 1 << 20)
+    ran = tools.run(call, [*rights.words(who), *argv], limit, dict(rights.environment(who), **env), 1 << 20)
     return {"test": test, "code": ran.code, "seconds": ran.seconds, "text": ran.out[-65536:]}
 
 

@@ -16,8 +16,8 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, cast
 
 from opsctl.agent.core import durable
-from opsctl.agent.gpu import process_table, smi, surroundings
-from opsctl.agent.process import detached, pids
+from opsctl.agent.gpu import process_table, surroundings, tools
+from opsctl.agent.process import pids
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def gather(
     the host's file system is mounted. programs: folders that come before PATH, which `path` replaces. servers: records
     of our servers (cgroup, sid, main_pid), to know whose a process is.
     """
-    env = dict(os.environ, PATH=":".join([*(programs or []), path or os.environ.get("PATH", os.defpath) + smi.FOLDERS]))
+    env = tools.environment(programs or (), path)
     began, now = time.monotonic(), time.time()
     # The command line of a process that is stuck with its memory locked cannot be read: who tries is stuck as well.
     seen = _side_by_side({"table": lambda: process_table.table(root)}, QUICK)
     entries: Optional[List[process_table.Entry]] = seen.get("table")
-    stuck = smi.stuck(root, None if entries is None else [entry.process for entry in entries])
+    stuck = tools.stuck(root, None if entries is None else [entry.process for entry in entries])
     names = [entry.process.name for entry in entries or []]
     tasks: Dict[str, Callable[[], Any]] = {
         "smi": lambda: _smi(call, env, limit, stuck, quick, cuda if root == "/" else 0.0),
@@ -94,7 +94,7 @@ def gather(
     if weights:
         tasks["weights"] = lambda: surroundings.weights(root, weights)
     longest = max(limit, 35.0 if port else 0.0, 2 * QUICK, quick + max(2 * quick, cuda if root == "/" else 0.0))
-    found = cast("Gathered", _side_by_side(tasks, longest + 2 * detached.GRACE + 1.0))
+    found = cast("Gathered", _side_by_side(tasks, longest + 2 * tools.GRACE + 1.0))
     if "host" in found:
         found["host"]["now"] = now  # before anything that may hang: it is compared with the asker's clock
     said: Smi = found.get("smi") or {"timed_out": True, "seconds": limit}
@@ -142,7 +142,7 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
     """nvidia-smi, and after a quick answer what else asks the driver. While one hangs in the kernel all would hang."""
     if stuck:
         return {"stuck": stuck}
-    ran = smi.ask(call, ["-q", "-x"], limit, env)
+    ran = tools.smi(call, ["-q", "-x"], limit, env)
     if ran.code is None:
         return {"missing": True} if ran.missing else {"timed_out": True, "seconds": ran.seconds}
     said: Smi = {"code": ran.code, "seconds": ran.seconds, "text": _CLOCKS.sub("", ran.out)}
@@ -155,7 +155,7 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
         }
         if ran.out.count("<gpu id=") > 1:
             more["p2p"] = lambda: _peers(call, env, quick)
-        answers = _side_by_side(more, max(2 * quick, cuda) + 2 * detached.GRACE)
+        answers = _side_by_side(more, max(2 * quick, cuda) + 2 * tools.GRACE)
         said["links"], said["cuda"] = answers.get("links"), answers.get("cuda")
         if "p2p" in more:
             said["p2p"] = answers.get("p2p")
@@ -164,7 +164,7 @@ def _smi(call: Context, env: Dict[str, str], limit: float, stuck: List[int], qui
 
 def _peers(call: Context, env: Dict[str, str], quick: float) -> Optional[str]:
     """The matrix of peer access, None where nvidia-smi gives none."""
-    ran = smi.ask(call, ["topo", "-p2p", "r"], quick, env, 1 << 20)
+    ran = tools.smi(call, ["topo", "-p2p", "r"], quick, env, 1 << 20)
     return ran.out if ran.code == 0 else None
 
 
@@ -182,10 +182,10 @@ def _kernel_log(call: Context, env: Dict[str, str], keep: str) -> KernelLog:
     worth = re.compile(keep + "|Linux version|suppressed|Suppressed|dropped")
     refused = False
     for argv in _KERNEL_LOG:
-        program = detached.program(argv[0], env.get("PATH", os.defpath))
+        program = tools.program(argv[0], env.get("PATH", os.defpath))
         if program is None:
             continue
-        ran = detached.run(call, [program] + argv[1:], QUICK, env)
+        ran = tools.run(call, [program] + argv[1:], QUICK, env)
         lines = ran.out.splitlines()
         refused = refused or bool(re.search(r"not permitted|[Pp]ermission denied", ran.out[:2000]))
         if ran.code == 0 and any(line and not line.startswith("-- ") for line in lines):
@@ -234,7 +234,7 @@ def _processes(
     kept = process_table.interesting(root, entries, named, servers)
     lasting = _outlive(root, {e["pid"] for e in kept if e["kill_pending"]})
     for e in kept:
-        e["stays_in_d"] = e["state"] == "D" and smi.in_kernel(e["pid"], root)
+        e["stays_in_d"] = e["state"] == "D" and tools.in_kernel(e["pid"], root)
         e["kill_pending"] = e["pid"] in lasting
     return kept
 
@@ -285,10 +285,10 @@ def _line(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:
 
 def _answer(call: Context, env: Dict[str, str], argv: List[str]) -> Optional[str]:
     """What a program says; None when it is missing or hangs. `is-active` answers with a code of its own."""
-    program = detached.program(argv[0], env.get("PATH", os.defpath))
+    program = tools.program(argv[0], env.get("PATH", os.defpath))
     if program is None:
         return None
-    ran = detached.run(call, [program] + argv[1:], QUICK, env, 1 << 20)
+    ran = tools.run(call, [program] + argv[1:], QUICK, env, 1 << 20)
     usable = ran.code == 0 or (argv[1] == "is-active" and ran.code is not None)
     return ran.out if usable else None
 
@@ -323,10 +323,10 @@ def manager(call: Context, env: Dict[str, str], seconds: float, programs: List[s
     """
     if MANAGER in programs:
         return "active"
-    systemctl = detached.program("systemctl", env.get("PATH", ""))
+    systemctl = tools.program("systemctl", env.get("PATH", ""))
     if systemctl is None:
         return None
-    shown = detached.run(call, [systemctl, "show", _UNIT, "-p", "LoadState,ActiveState"], seconds, env, 1 << 16)
+    shown = tools.run(call, [systemctl, "show", _UNIT, "-p", "LoadState,ActiveState"], seconds, env, 1 << 16)
     said = dict(re.findall(r"^(\w+)=(.*)$", shown.out, re.MULTILINE)) if shown.code == 0 else {}
     if said.get("LoadState") == "not-found":
         return "absent"
@@ -335,12 +335,12 @@ def manager(call: Context, env: Dict[str, str], seconds: float, programs: List[s
 
 def links(call: Context, env: Dict[str, str], seconds: float) -> Optional[Dict[str, str]]:
     """What `nvidia-smi nvlink` says: `status`, and `errors` where there are links. None where it gives no answer."""
-    status = smi.ask(call, ["nvlink", "-s"], seconds, env, 1 << 20)
+    status = tools.smi(call, ["nvlink", "-s"], seconds, env, 1 << 20)
     if status.code != 0:
         return None
     if "Link " not in status.out:
         return {"status": status.out}
-    errors = smi.ask(call, ["nvlink", "-e"], seconds, env, 1 << 20)
+    errors = tools.smi(call, ["nvlink", "-e"], seconds, env, 1 << 20)
     return {"status": status.out, "errors": errors.out if errors.code == 0 else ""}
 
 
@@ -352,7 +352,7 @@ def start_cuda(call: Context, env: Dict[str, str], seconds: float, library: str 
     env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
     if not _findable(library, env):  # a child would only find the same
         return {"missing": "CUDA's driver library is not there: %s" % library}
-    ran = detached.run(call, [sys.executable, "-I", "-c", _START, library], seconds, env, 1 << 16)
+    ran = tools.run(call, [sys.executable, "-I", "-c", _START, library], seconds, env, 1 << 16)
     if ran.code is None:
         return {"code": None}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional
 
-from opsctl.agent.gpu import smi
+from opsctl.agent.gpu import tools
 from opsctl.agent.process import pids
 from opsctl.wire.protocol import AgentError, Context
 
@@ -100,14 +100,14 @@ class _App(NamedTuple):
 
 
 def _apps(call: Context) -> Optional[List[_App]]:
-    rows, _ = smi.rows(call, "--query-compute-apps=pid,gpu_uuid,used_memory", QUICK)
+    rows, _ = tools.smi_rows(call, "--query-compute-apps=pid,gpu_uuid,used_memory", QUICK)
     if rows is None:
         return None
     return [_App(int(r[0]), r[1], int(r[2])) for r in rows if len(r) == 3 and r[0].isdigit() and r[2].isdigit()]
 
 
 def _used(call: Context) -> Optional[Memory]:
-    rows, _ = smi.rows(call, "--query-gpu=uuid,memory.used", QUICK)
+    rows, _ = tools.smi_rows(call, "--query-gpu=uuid,memory.used", QUICK)
     if rows is None:
         return None
     return {r[0]: int(r[1]) for r in rows if len(r) == 2 and r[1].isdigit()}

@@ -8,8 +8,8 @@ import zlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from opsctl.agent.core import runs
+from opsctl.agent.core.journal import Nested
 from opsctl.agent.core.runs import Record
-from opsctl.agent.core.steps import Nested
 from opsctl.agent.core.undo_record import load, save
 from opsctl.agent.files import changes, states
 from opsctl.agent.files.safepath import opened, whole

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
-from opsctl.agent.core import durable, flocks, users
+from opsctl.agent.core import durable, file_locks, users
 from opsctl.agent.process import ports
 from opsctl.wire import masking
 from opsctl.wire.protocol import AgentError, Context
@@ -64,7 +64,7 @@ def release(call: Context, name: str = "host") -> bool:
 def show(call: Context, name: str = "host") -> Optional[Holder]:
     """Who holds a lock, None if nobody does."""
     path = _path(name)
-    if not flocks.is_locked(path):
+    if not file_locks.is_locked(path):
         return None
     holder = durable.read_json(path) or {}
     holder.pop("token", None)
@@ -88,8 +88,8 @@ def _take(call: Context, name: str, uid: int, note: bytes, token: str, until: fl
             with _guard:
                 if (name, uid) in _held:
                     return False
-                if flocks.locked(fd, 0.1):
-                    flocks.say(fd, note)
+                if file_locks.locked(fd, 0.1):
+                    file_locks.say(fd, note)
                     _held[name, uid] = os.dup(fd)
                     return True
             now = _said(fd)
@@ -111,8 +111,8 @@ def _release(one: Tuple[str, int]) -> None:
         # A supervisor may hold on to it through a descriptor of its own: then the name has to stay.
         free = _open(*one)
         if free is not None:
-            if flocks.locked(free, 0.0):
-                flocks.say(free, b"")
+            if file_locks.locked(free, 0.0):
+                file_locks.say(free, b"")
             os.close(free)
 
 
