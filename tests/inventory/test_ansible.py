@@ -90,7 +90,7 @@ def test_no_host_is_touched_where_one_cannot_be_reached(tmp_path: Path) -> None:
         "here ansible_connection=local\na ansible_connection=docker\nb ansible_host='{{ nowhere }}'\n"
     )
     (tmp_path / "play.yaml").write_text(
-        "- hosts: here\n  tasks:\n    - file: {path: made}\n- hosts: all\n  tasks:\n    - debug: x\n"
+        f"- hosts: here\n  tasks:\n    - file: {{path: {tmp_path}/made}}\n- hosts: all\n  tasks:\n    - debug: x\n"
     )
     for words in (["inventory", "check"], ["run", "play.yaml", "--yes"]):
         said = opsctl(*words, "-i", "hosts.ini", folder=tmp_path)
