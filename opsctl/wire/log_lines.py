@@ -16,7 +16,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Match, NamedTuple, Optional, Pattern
 
-from opsctl.wire.log_patterns import ANSI, EXCEPTION, FRAME, LINK, PREFIX, TRACEBACK, problem
+from opsctl.wire.log_patterns import ANSI, EXCEPTION, FRAME, LINK, NOT_CAPTURED, PREFIX, TRACEBACK, problem
 
 
 class Entry(NamedTuple):
@@ -182,10 +182,11 @@ MOST_OPEN = 64
 
 
 class _Trace:
-    __slots__ = ("ended", "mark")
+    __slots__ = ("code", "ended", "mark")
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
+        self.code = b""  # the last line of source that was shown
         self.ended = False  # the exception of the section under way has come
 
 
@@ -240,6 +241,8 @@ class Traces:
         if text[:1] not in (b" ", b"\t", b"|") and EXCEPTION.match(text):
             self._exception(trace, text)
             return True
+        if text.strip(b" \t|^~"):
+            trace.code = text.strip()
         return not text or text[:1] in b" \t|"
 
     def interrupted(self) -> None:
@@ -281,6 +284,8 @@ class Traces:
         if len(mark["errors"]) < MOST_ERRORS:
             mark["errors"].append(self._safe(text))
             mark["kind"] = mark["kind"] or problem(text)
+            if not mark["kind"] and NOT_CAPTURED.search(trace.code + b"\n" + text):
+                mark["kind"] = "states_not_captured"
         trace.ended = True
         waiting = [t for t in self._open if not t.ended]
         if waiting:  # lines to come are more likely of one that still waits for its exception

@@ -235,6 +235,8 @@ EXCEPTION = re.compile(
     rb"|OutOfResources|Failure|Fault|Expired|Warning|Abort|Refused)\w*)(?::(?: (.*))?)?$"
     rb"|(?:[a-z_]\w*\.)+([A-Z]\w+): (.+)$"
 )
+# A line of source and the exception that it raised: the target gave its output alone where states were to come, too.
+NOT_CAPTURED = re.compile(rb"\baux_hidden_states\b.*=.*\n.*(?:too many|not enough) values to unpack")
 TRACEBACK = b"Traceback (most recent call last):"
 LINK = re.compile(rb"The above exception was the direct cause|During handling of the above exception")
 # A dump of py-spy after a watchdog's line, and a frame of it: the innermost comes first.

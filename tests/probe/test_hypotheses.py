@@ -241,6 +241,16 @@ def test_a_server_that_stopped() -> None:
     assert found.cause.id == "d2t-crash"
 
 
+def test_an_error_that_has_nothing_to_do_with_drafts_clears_them() -> None:
+    full = LogError("cuda_out_of_memory", "torch.OutOfMemoryError: CUDA out of memory", "", "GPU memory ran out", True)
+    stopped = replace(GOOD, alive=False, measured=None, verifies=None, drafter=(ABSOLUTE,))
+    told = to_json(walked(replace(stopped, errors=(full,))))
+    assert (told["cause"], told["symptom"]) == ("error-in-log", Symptom.ELSEWHERE.value)
+    assert [h["id"] for h in told["hypotheses"] if h["verdict"] != "ruled-out"] == ["error-in-log"]
+    index = LogError("index_out_of_range", "IndexError: index out of range in self")
+    assert to_json(walked(replace(stopped, errors=(index,))))["cause"] == "d2t-crash"
+
+
 def run_as(algorithm: str, kind: Kind | None, length: float = 1.0) -> Evidence:
     flags = replace(EAGLE3, algorithm=algorithm)
     return at(

@@ -18,6 +18,7 @@ from opsctl.sglang.diagnosis.hypotheses import Condition, Hypothesis
 from opsctl.sglang.releases import Range, Version
 
 _CRASH = frozenset({Symptom.CRASH})
+_ENDS = _CRASH | {Symptom.ELSEWHERE}
 _DEAD = frozenset({Symptom.DEAD, Symptom.CHANCE})
 _LOW = frozenset({Symptom.CHANCE, Symptom.FAINT, Symptom.PARTIAL})
 _GARBAGE = _DEAD | {Symptom.FAINT}
@@ -423,7 +424,7 @@ CAUSES: tuple[Hypothesis, ...] = (
     Hypothesis(
         "simulated-acceptance",
         "acceptance is simulated",
-        frozenset(Symptom) - _CRASH,
+        frozenset(Symptom) - _ENDS,
         _simulated,
         "real figures, and text that was verified",
     ),
@@ -436,7 +437,7 @@ CAUSES: tuple[Hypothesis, ...] = (
     ),
     *(h for h in DRAFTER_CAUSES if Symptom.CRASH in h.predicts),
     Hypothesis(
-        "algorithm-not-eagle3", "the algorithm flag is not that of the drafter", _DEAD | _CRASH, _algorithm, _BACK
+        "algorithm-not-eagle3", "the algorithm flag is not that of the drafter", _GARBAGE | _CRASH, _algorithm, _BACK
     ),
     *(h for h in DRAFTER_CAUSES if Symptom.CRASH not in h.predicts),
     Hypothesis("d2t-not-applied", "the source does not map draft ids to target ids", _GARBAGE, _hot_ids, _BACK),
@@ -481,7 +482,7 @@ CAUSES: tuple[Hypothesis, ...] = (
         "what was patched takes effect",
     ),
     Hypothesis(
-        "error-in-log", "the log's first error tells the cause itself", _CRASH, _known_error, "it does not come back"
+        "error-in-log", "the log's first error tells the cause itself", _ENDS, _known_error, "it does not come back"
     ),
     Hypothesis(
         "drafter-unsuited",

@@ -20,6 +20,7 @@ class Symptom(Enum):
     """What a fault looks like from outside. Different causes give different ones."""
 
     CRASH = "the server stops with an error"
+    ELSEWHERE = "the server stops with an error that has nothing to do with drafts"
     IDLE = "no verify step at all"
     DEAD = "acceptance length 1.00 exactly"
     CHANCE = "acceptance length up to 1.02"
@@ -125,12 +126,16 @@ class DrafterFault:
 
 @dataclass(frozen=True, slots=True)
 class LogError:
-    """The first error of the running server's log. meaning: why it happens and what helps, where its kind tells."""
+    """The first error of the running server's log.
+
+    meaning: why it happens and what helps, where its kind tells. elsewhere: that has nothing to do with drafts.
+    """
 
     kind: str
     text: str
     place: str = ""
     meaning: str = ""
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ class Evidence:
 def shown(e: Evidence) -> frozenset[Symptom]:
     """What the server may show, by what was seen; empty when nothing was measured."""
     if e.alive is False and e.errors:
-        return frozenset({Symptom.CRASH})
+        return frozenset({Symptom.ELSEWHERE if e.errors[0].elsewhere else Symptom.CRASH})
     if e.verifies is False:
         return frozenset({Symptom.IDLE})
     if e.measured is None:

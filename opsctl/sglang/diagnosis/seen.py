@@ -11,17 +11,17 @@ from typing import Any
 from opsctl.drafter.kind import Kind
 from opsctl.sglang.diagnosis.evidence import DrafterFault, Evidence, Flags, LogError, Measured, Source
 from opsctl.sglang.logs import timeline
-from opsctl.sglang.logs.blame import TROUBLES
+from opsctl.sglang.logs.blame import TROUBLES, Blamed
 from opsctl.sglang.probe.acceptance import Acceptance
 from opsctl.sglang.probe.ledger import Result
 from opsctl.sglang.releases import Range
 from opsctl.sglang.server import command
 from opsctl.sglang.server.served import Metrics, ServerInfo
 from opsctl.sglang.source.facts import Facts
+from opsctl.wire.calls.logs import Bucket
 from opsctl.wire.calls.server import ServerProcess
 
 _LOG_INTERVAL = 40  # cycles between two Decode lines, unless --decode-log-interval says otherwise
-_SHORT = 8  # tokens of an answer shorter than what servers are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def evidence(seen: Seen) -> Evidence:
         source=seen.facts.evidence(target_class(seen.target_config)) if seen.facts else Source(),
         drafter=seen.faults,
         draft_kind=seen.draft_kind,
-        errors=(LogError(error.kind, error.message, error.where or "", _meaning(error.kind)),) if error else (),
+        errors=(_logged(error),) if error else (),
         old_code=_old_code(seen),
         default_ids=_default_ids(seen.draft_config, seen.target_config),
         fused_all_reduce=info.enable_flashinfer_allreduce_fusion if info else None,
@@ -73,9 +73,10 @@ def evidence(seen: Seen) -> Evidence:
     )
 
 
-def _meaning(kind: str) -> str:
-    trouble = TROUBLES[kind]
-    return trouble.meaning if trouble.explains else ""
+def _logged(error: Blamed) -> LogError:
+    trouble = TROUBLES[error.kind]
+    meaning = trouble.meaning if trouble.explains else ""
+    return LogError(error.kind, error.message, error.where or "", meaning, trouble.elsewhere)
 
 
 def version_text(info: ServerInfo | None, log: timeline.Summary | None) -> str | None:
@@ -144,32 +145,36 @@ def _measured(seen: Seen, flags: Flags, told: Mapping[str, Any]) -> Measured | N
     if c := seen.counted:
         dead = c.none_accepted if c.exact else None
         return Measured(c.length, "request", dead, c.verify_steps, c.low, c.high + c.bias)
-    steps = told.get("decode_log_interval") or _LOG_INTERVAL  # one log line's, with a single sequence running
-    lines = seen.log.decode["lines"] if seen.log else 1
-    began = (seen.log.sequences if seen.log else 0) or None  # a log may leave out Prefill lines
+    steps = (seen.info and seen.info.decode_log_interval) or told.get("decode_log_interval") or _LOG_INTERVAL
+    ends = _most_ends(seen.log) if seen.log else None
     if seen.info and (own := seen.info.own_accept_length):
-        return _loosely(own, "server", steps * lines, began, flags)
+        lines = sum(bucket["lines"] for bucket in _since_start(seen.log)) if seen.log else 1
+        return _loosely(own, "server", steps * max(lines, 1), ends, flags)
     last = _last_logged(seen.log) if seen.log else None
     if last:
-        return _loosely(last, "log", steps, began, flags)
+        return _loosely(last, "log", steps, ends, flags)
     gauge = seen.metrics.accept_length if seen.metrics else None
-    return _loosely(gauge, "metrics", steps, began, flags) if gauge else None
+    return _loosely(gauge, "metrics", steps, ends, flags) if gauge else None
 
 
-def _loosely(length: float, source: str, steps: int, began: int | None, flags: Flags) -> Measured:
-    """A length that a server averaged over at least `steps` verify steps, among which requests began.
+def _loosely(length: float, source: str, steps: int, ends: int | None, flags: Flags) -> Measured:
+    """A length that a server averaged over at least `steps` verify steps, those of one log line or more.
 
-    Each request that began may have counted its first token, which no draft brought: as many as the log tells (None:
-    not known), and no more than fit with answers of _SHORT tokens. The rest of the
-    width is chance: 95 % of the spread of `steps` cycles.
+    The last step of a request may count as short as one token, since what goes beyond the request's end is cut off:
+    this happened `ends` times at most (None: not known). The rest of the width is chance: 95 % of the spread of so many
+    steps.
     """
     most = float(flags.steps or max(length - 1, 1.0))
     extra = max(length - 1, 0.0)
-    fit = math.ceil(steps * length / _SHORT)
-    first_tokens = (fit if began is None else min(began, fit)) / steps
+    cut = most * (1.0 if ends is None else min(ends / steps, 1.0))
     chance = max(1.96 * math.sqrt(extra * max(most - extra, 0.0) / steps), 3 * most / steps if extra >= most else 0.0)
-    low = max(1.0, length - first_tokens - chance)
-    return Measured(length, source, None, steps, low, min(length + max(chance, 3 / steps), max(1 + most, length)))
+    high = length + cut + max(chance, 3 / steps)
+    return Measured(length, source, None, steps, max(1.0, length - chance), min(high, max(1 + most, length)))
+
+
+def _most_ends(log: timeline.Summary) -> int | None:
+    """How many requests ended since the server's start; None where the log does not go back to it, or tells of none."""
+    return log.sequences or None if log.starts else None
 
 
 def _last_logged(log: timeline.Summary) -> float | None:
@@ -184,10 +189,13 @@ def _last_logged(log: timeline.Summary) -> float | None:
 
 def _best_logged(log: timeline.Summary) -> float | None:
     """The best acceptance length of any stretch of the log since the last start in it."""
-    began = _seconds(log.starts[-1].at) if log.starts else -math.inf
-    if began is None:
-        return None
-    return max((b["accept"] for b in log.decode["series"] if b["accept"] and b["at"] >= began), default=None)
+    return max((bucket["accept"] for bucket in _since_start(log) if bucket["accept"]), default=None)
+
+
+def _since_start(log: timeline.Summary) -> list[Bucket]:
+    """The stretches of the log that lie wholly after its last start."""
+    began = _seconds(log.starts[-1].at) if log.starts else None
+    return [bucket for bucket in log.decode["series"] if began is None or bucket["at"] >= began]
 
 
 def _seconds(at: str | None) -> float | None:

@@ -165,6 +165,7 @@ class Trouble:
         meaning: why it happens and what helps, one or two sentences.
         deadly: seen alone in a line, it tells that a process ended or cannot go on.
         explains: it has this one cause, whatever else is seen.
+        elsewhere: that cause has nothing to do with drafts, so that no fault of a draft model ended this server.
         echo: other processes report it because one of them died; what that one said comes first.
     """
 
@@ -172,6 +173,7 @@ class Trouble:
     deadly: bool = False
     echo: bool = False
     explains: bool = False
+    elsewhere: bool = False
 
 
 TROUBLES: dict[str, Trouble] = {
@@ -183,23 +185,27 @@ TROUBLES: dict[str, Trouble] = {
         "loaded by many threads",
         deadly=True,
         explains=True,
+        elsewhere=True,
     ),
     "cuda_out_of_memory": Trouble(
         "GPU memory ran out: lower --mem-fraction-static (by 0.05), --cuda-graph-max-bs or --chunked-prefill-size,"
         " or look for another process that holds GPU memory",
         explains=True,
+        elsewhere=True,
     ),
     "not_enough_memory": Trouble(
         "after the weights nothing was left for the KV cache: raise --mem-fraction-static, or shard the "
         "model over more GPUs",
         explains=True,
+        elsewhere=True,
     ),
     "kv_cache_full": Trouble(
         "the KV cache ran out of tokens in a batch: lower --max-running-requests or raise --mem-fraction-static",
         explains=True,
+        elsewhere=True,
     ),
     "port_in_use": Trouble(
-        "the port is taken: another server, or the last one has not ended", deadly=True, explains=True
+        "the port is taken: another server, or the last one has not ended", deadly=True, explains=True, elsewhere=True
     ),
     "draft_class": Trouble(
         "the draft model's class is not one of this algorithm: --speculative-algorithm names another kind than the"
@@ -218,6 +224,12 @@ TROUBLES: dict[str, Trouble] = {
     "missing_method": Trouble(
         "the target's model class lacks the methods EAGLE-3 needs (set_eagle3_layers_to_capture, get_embed_and_head);"
         " KimiK25ForConditionalGeneration has them from 0.5.10 on: opsctl patch sglang adds them"
+    ),
+    "states_not_captured": Trouble(
+        "the target's class takes hidden states for EAGLE-3 apart that its inner model did not record: it takes the"
+        " layer ids without effect, as Qwen3.5 does from 0.5.11 to 0.5.21: another release of SGLang, which `opsctl"
+        " drafter check --target` tells",
+        explains=True,
     ),
     "index_out_of_range": Trouble(
         "a token id beyond the embedding table: with EAGLE-3 typically a draft model whose d2t holds "
@@ -245,7 +257,9 @@ TROUBLES: dict[str, Trouble] = {
         echo=True,
     ),
     "shared_memory": Trouble(
-        "a Triton kernel wants more shared memory than this GPU has: block sizes made for another GPU", explains=True
+        "a Triton kernel wants more shared memory than this GPU has: block sizes made for another GPU",
+        explains=True,
+        elsewhere=True,
     ),
     "cuda": Trouble("a CUDA call failed; it may belong to an earlier kernel (CUDA_LAUNCH_BLOCKING=1 tells which)"),
     "killed": Trouble(
@@ -257,7 +271,9 @@ TROUBLES: dict[str, Trouble] = {
         "the launch flags were refused: this version does not know one of them", deadly=True, explains=True
     ),
     "memory_leak": Trouble(
-        "SGLang's own accounting of the KV cache no longer adds up: a bug of this version", explains=True
+        "SGLang's own accounting of the KV cache no longer adds up: a bug of this version",
+        explains=True,
+        elsewhere=True,
     ),
     "unresponsive": Trouble("the scheduler stopped answering"),
     "warmup": Trouble("the first request, sent by the server itself, failed: what the scheduler said before tells why"),

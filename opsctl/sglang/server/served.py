@@ -46,6 +46,7 @@ class ServerInfo(BaseModel):
     enable_dp_attention: bool | None = None
     disable_overlap_schedule: bool | None = None
     disable_radix_cache: bool | None = None
+    decode_log_interval: int | None = Field(None, ge=1, le=MOST_COUNT)
     mamba_scheduler_strategy: str | None = None  # 0.5.7 to 0.5.13.post1
     mamba_radix_cache_strategy: str | None = None  # since 0.5.14
     speculative_algorithm: str | None = None
