@@ -79,11 +79,15 @@ _SPECULATORS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A kind, and what it was recognised by. Text of unknown origin: escape before printing."""
+    """A kind, and what it was recognised by. Text of unknown origin: escape before printing.
+
+    lacking: the key and number by which a whole model counts layers that draft, of which it has no tensor.
+    """
 
     kind: Kind
     seen: str
     speculators: bool = False
+    lacking: str = ""
 
     @property
     def told(self) -> str:
@@ -144,7 +148,8 @@ def recognise(
     if kind is Kind.UNKNOWN and not why:
         why = f"tensors {', '.join(list(shapes)[:3])}" if shapes else "no tensors"
         said = said or ["no architectures"]
-    return Recognised(kind, "; ".join(dict.fromkeys([*said, *filter(None, [why])])))
+    lacking = _counted(raw) if kind in (Kind.MODEL, Kind.TARGET) and complete and shapes else ""
+    return Recognised(kind, "; ".join(dict.fromkeys([*said, *filter(None, [why])])), lacking=lacking)
 
 
 def _of_speculators(raw: Mapping[str, Any]) -> Recognised:
@@ -214,27 +219,35 @@ def _model(
     raw: Mapping[str, Any], named: list[str], shapes: Shapes, target: Mapping[str, Any] | None, complete: bool
 ) -> tuple[Kind, str]:
     """A whole model: with layers that predict further tokens, the target itself, or one that drafts on its own."""
-    section = raw.get("text_config")
-    text = section if isinstance(section, dict) else raw
-    key = next((key for key in _PREDICTING_LAYERS if type(text.get(key)) is int and text[key] > 0), None)
-    if bundled := _first(_BUNDLED, text):
+    counted = _counted(raw)
+    if bundled := _first(_BUNDLED, _text(raw)):
         # With layers that predict as well, the algorithm that is asked for decides which of the two drafts.
-        return (
-            Kind.DSPARK if key is None else Kind.UNKNOWN
-        ), f"a whole model with {' and '.join(filter(None, (bundled, key)))}"
-    if key is not None and not (complete and shapes):
-        return Kind.MTP, f"{key} {text[key]}, in a whole model, whose tensors were not all read"
+        both = filter(None, (bundled, counted.partition(" ")[0]))
+        return Kind.UNKNOWN if counted else Kind.DSPARK, f"a whole model with {' and '.join(both)}"
+    if counted and not (complete and shapes):
+        return Kind.MTP, f"{counted}, in a whole model, whose tensors were not all read"
     if not complete and any(map(v.drafts_since, named)):
         return (
             Kind.UNKNOWN,
             "a whole model; whether it has layers that draft was not seen, its tensors were not all read",
         )
-    without = f"{key} {text[key]}, but no tensor of such a layer" if key is not None else ""
+    without = f"{counted}, but no tensor of such a layer" if counted else ""
     if shapes and complete and not _whole(shapes):
         return Kind.UNKNOWN, ""
     if target is not None and _same(raw, target):
         return Kind.TARGET, without
     return Kind.MODEL, without or (f"{len(shapes)} tensors of an ordinary model" if shapes else "")
+
+
+def _text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    section = raw.get("text_config")
+    return section if isinstance(section, dict) else raw
+
+
+def _counted(raw: Mapping[str, Any]) -> str:
+    """The key by which a model counts the layers that predict further tokens, and their number; "" without any."""
+    text = _text(raw)
+    return next((f"{k} {text[k]}" for k in _PREDICTING_LAYERS if type(text.get(k)) is int and text[k] > 0), "")
 
 
 def _same(raw: Mapping[str, Any], target: Mapping[str, Any]) -> bool:

@@ -51,6 +51,7 @@ CHECKS = (
     Check((35,), "weight files", files.weights, "model_loader/weight_utils.py", every_kind=True),
     Check((36,), "shards are there", files.shards, "model_loader/weight_utils.py; #32279", every_kind=True),
     Check((1,), "speculative algorithm", kind.algorithm, "llama_eagle3.py forward; #21272, #36829", every_kind=True),
+    Check((43,), "layers that draft", kind.own_layers, "deepseek_weight_loader.py", every_kind=True),
     Check((5, 6, 7), "keys of the class", config.keys, "llama_eagle3.py __init__; EAGLE #214, TensorRT-LLM #6492"),
     Check((3,), "values of the keys", types.types, "transformers configs; llama.py"),
     Check((10,), "head not tied", config.tied, "llama_eagle3.py __init__; AngelSlim #16"),

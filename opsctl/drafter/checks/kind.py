@@ -61,7 +61,7 @@ def algorithm(case: Case, version: Version) -> Iterator[Remark]:
     right = kind.algorithms[0]
     if kind.eagle3 and given.upper() in ("EAGLE", "NEXTN"):
         verdict = Verdict.SILENT_GARBAGE
-        effect = "no hidden states are captured and fc is skipped, accept len exactly 1.00"
+        effect = "no hidden states are captured and fc is skipped: chance hits, accept len 1.00 to 1.2"
     elif given.upper() == "EAGLE3":
         verdict = Verdict.LOAD_ERROR
         effect = "the worker asks for hot_token_id or set_embed, which only classes of EAGLE-3 have: AttributeError"
@@ -69,6 +69,16 @@ def algorithm(case: Case, version: Version) -> Iterator[Remark]:
         verdict, effect = Verdict.NOT_JUDGED, "what the server then does was not tried"
     detail = f"{given[:40]} with a draft model that is {kind.value}: {effect}"
     yield Remark("algorithm", verdict, _FLAG, detail, f"{_FLAG} {right}")
+
+
+def own_layers(case: Case, version: Version) -> Iterator[Remark]:
+    """Row 43: a target that is to draft by layers of its own has them."""
+    lacking, drafts = case.recognised.lacking, (case.serving.algorithm or "").upper() in Kind.MTP.algorithms
+    if not lacking or not (drafts or case.recognised.kind is Kind.TARGET):
+        return
+    detail = f"{lacking}, but the files have no tensor of such a layer: it drafts with what memory held"
+    remedy = "the checkpoint with these layers (tools that quantise leave them out), or no --speculative-algorithm"
+    yield Remark("draft-layers-missing", Verdict.SILENT_GARBAGE, lacking.partition(" ")[0], detail, remedy)
 
 
 def architecture(case: Case, version: Version) -> Iterator[Remark]:

@@ -362,6 +362,8 @@ GROUPS = (
     Group("aux-disabled", "the drafter's config switches the target's features off, and `fc` is skipped",
           ("use-aux",), _GARBLES | _SLOWS, _GARBAGE),
     Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE),
+    Group("draft-layers-missing", "the target's own layers that draft are not in its files and stay uninitialised",
+          ("draft-layers",), _GARBLES, _GARBAGE),
     Group(_NAMES, "tensors have names that this loader drops without a word",
           ("tensor",), _GARBLES | _SLOWS, _ANY_LOW, _OF_OTHERS, converts=True),
     Group("drafter-garbage", "the drafter's weights or config make it draft garbage",

@@ -130,7 +130,7 @@ FAMILIES = (
         "MixtralForCausalLM",
         {**_TEXT, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     ),
-    Family("MiMo", "MiMoForCausalLM", {**_TEXT, "model_type": "mimo"}),
+    Family("MiMo", "MiMoForCausalLM", {**_TEXT, "model_type": "qwen2"}),
     Family(
         "Qwen3-Next",
         "Qwen3NextForCausalLM",

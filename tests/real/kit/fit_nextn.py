@@ -1,8 +1,8 @@
 """Fits the layer that predicts the next token but one for the text model of `models/target-k25`: `models/nextn-layer`.
 
-Runs in the environment of a release (torch, safetensors, transformers). Nothing is trained. The layer ignores the
-hidden state and what attention brings; of the embedding of token t its shared expert makes random features, and the
-weights that turn them into the target's state after t are solved for. So its greedy draft is right each time.
+Runs in the environment of a release (torch, safetensors, transformers). Nothing is trained. The layer all but ignores
+the hidden state, attention and its routed experts; of the embedding of token t its shared expert makes random features,
+and the weights that turn them into the target's state after t are solved for. So its greedy draft is right each time.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def main() -> None:
     head = target.lm_head.weight.double()
     assert torch.equal((got @ head.T).argmax(-1), (state(target, tokens) @ head.T).argmax(-1))
 
-    def small(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape) * 0.02
+    def small(*shape: int, scale: float = 0.02) -> torch.Tensor:
+        return torch.randn(*shape) * scale
 
     layer = {
         "enorm.weight": torch.ones(WIDTH),
         "hnorm.weight": torch.ones(WIDTH),
-        "eh_proj.weight": torch.cat([torch.eye(WIDTH) / 100, torch.zeros(WIDTH, WIDTH)], dim=1),
+        "eh_proj.weight": torch.cat([torch.eye(WIDTH) / 100, small(WIDTH, WIDTH, scale=1e-6)], dim=1),
         "shared_head.norm.weight": torch.ones(WIDTH),
         "input_layernorm.weight": torch.ones(WIDTH),
         "post_attention_layernorm.weight": torch.ones(WIDTH),
@@ -59,7 +59,7 @@ def main() -> None:
         "self_attn.kv_a_proj_with_mqa.weight": small(80, WIDTH),
         "self_attn.kv_a_layernorm.weight": torch.ones(64),
         "self_attn.kv_b_proj.weight": small(HEADS * 32, 64),
-        "self_attn.o_proj.weight": torch.zeros(WIDTH, WIDTH),
+        "self_attn.o_proj.weight": small(WIDTH, WIDTH, scale=1e-6),
         "mlp.gate.weight": small(EXPERTS, WIDTH),
         "mlp.gate.e_score_correction_bias": torch.zeros(EXPERTS),
         "mlp.shared_experts.gate_proj.weight": gate.float(),
@@ -67,9 +67,9 @@ def main() -> None:
         "mlp.shared_experts.down_proj.weight": down.float(),
     }
     for n in range(EXPERTS):
-        layer[f"mlp.experts.{n}.gate_proj.weight"] = torch.zeros(32, WIDTH)
-        layer[f"mlp.experts.{n}.up_proj.weight"] = torch.zeros(32, WIDTH)
-        layer[f"mlp.experts.{n}.down_proj.weight"] = torch.zeros(WIDTH, 32)
+        layer[f"mlp.experts.{n}.gate_proj.weight"] = small(32, WIDTH)
+        layer[f"mlp.experts.{n}.up_proj.weight"] = small(32, WIDTH)
+        layer[f"mlp.experts.{n}.down_proj.weight"] = small(WIDTH, 32, scale=1e-6)
     folder = MODELS / "nextn-layer"
     folder.mkdir(exist_ok=True)
     named = {f"model.layers.{LAYER}.{name}": tensor.contiguous() for name, tensor in layer.items()}
