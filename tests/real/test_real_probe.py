@@ -39,6 +39,7 @@ VARIANTS = [
     Variant("0.5.9", "good", 4.0, 4.0, None),
     Variant("0.5.9", "no-lm-head", 1.0, 1.0, "lm-head-missing"),
     Variant("0.5.9", "no-aux", 1.0, 1.3, "aux-disabled"),
+    Variant("0.5.9", "half-copied", 1.2, 2.3, "drafter-degraded"),
     Variant("0.5.23", "layers0", 4.0, 4.0, None),  # both names are taken from 0.5.12 on
     Variant("0.5.23", "no-lm-head", 1.0, 1.0, "lm-head-missing"),
 ]
@@ -84,6 +85,26 @@ def test_probe_counts_as_the_server_and_diagnose_names_the_fault(
     if chat is not None:
         # 0.5.23 renders chat messages itself; for 0.5.9 the model's folder does.
         assert chat["templated"] == ("checkpoint" if variant.version == "0.5.9" else "server")
+
+
+def test_the_wrong_flag_is_named_after_ordinary_requests_and_no_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sound draft model of EAGLE-3 under EAGLE, by the server's own figures after one request and after four."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    argv = server.command(
+        *("0.5.9", "llama", server.MODELS / "drafter-llama", server.free_port()), ("--speculative-algorithm", "EAGLE")
+    )
+    with server.serving(argv, server.environ(), tmp_path / "server.log") as running:
+        for requests in (1, 3):
+            counted = [ask(running.url, [40, 44, 48, 52], 48) for _ in range(requests)]
+            code, told = diagnose(capsys, "--port", str(running.port), "--no-requests")
+            assert (code, told["cause"], told["measured"]["source"]) == (10, "algorithm-not-eagle3", "server")
+    # The first lines of the log say what was accepted, 1.00 or a chance hit more: no first token is counted in them.
+    steps = sum(meta["spec_verify_ct"] for meta in counted)
+    accepted = sum(meta["spec_accept_token_num"] for meta in counted)
+    assert told["measured"]["low"] <= 1 + accepted / steps <= told["measured"]["high"]
+    assert re.findall(r"accept len: ([\d.]+)", running.log.read_text())[0] == "1.00"
 
 
 def test_simulated_acceptance_is_recognised(
@@ -152,14 +173,19 @@ def counters(url: str) -> float:
     """The acceptance length by the counters in the server's own answers to the same prompts."""
     accepted = steps = 0
     for line in PROMPTS.splitlines():
-        limits = {"temperature": 0, "max_new_tokens": TOKENS}
-        body = json.dumps({"input_ids": json.loads(line)["input_ids"], "sampling_params": limits})
-        asked = urllib.request.Request(url + "/generate", body.encode(), {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            meta: dict[str, Any] = json.load(answer)["meta_info"]
+        meta = ask(url, json.loads(line)["input_ids"], TOKENS)
         accepted += meta.get("spec_accept_token_num", meta.get("spec_num_correct_drafts", 0))
         steps += meta["spec_verify_ct"]
     return 1 + accepted / steps
+
+
+def ask(url: str, ids: list[int], tokens: int) -> dict[str, Any]:
+    """What a server counted for a greedy request."""
+    body = json.dumps({"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": tokens}})
+    asked = urllib.request.Request(url + "/generate", body.encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        meta: dict[str, Any] = json.load(answer)["meta_info"]
+    return meta
 
 
 def own_counts(log: Path) -> float:

@@ -368,7 +368,7 @@ GROUPS = (
           ("tensor",), _GARBLES | _SLOWS, _ANY_LOW, _OF_OTHERS, converts=True),
     Group("drafter-garbage", "the drafter's weights or config make it draft garbage",
           ("",), _GARBLES, _ANY_LOW, ("--speculative-algorithm",)),
-    Group("drafter-degraded", "the drafter's config loses acceptance", ("",), _SLOWS, _FAINT_OR_PARTIAL),
+    Group("drafter-degraded", "the drafter's weights or config lose acceptance", ("",), _SLOWS, _FAINT_OR_PARTIAL),
 )  # fmt: skip
 
 
