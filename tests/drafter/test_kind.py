@@ -209,6 +209,22 @@ def test_only_eagle3_is_converted(name: str, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize(
+    ("itself", "algorithm", "named"), [(True, "NEXTN", True), (True, None, True), (False, "STANDALONE", False)]
+)
+def test_layers_that_the_config_counts_are_there_where_they_are_to_draft(
+    itself: bool, algorithm: str | None, named: bool, tmp_path: Path
+) -> None:
+    config = {"architectures": ["Glm4MoeForCausalLM"], "hidden_size": 8, "num_nextn_predict_layers": 1}
+    tensors = {name: build.weight(random.Random(name), shape) for name, shape in PLAIN.items()}
+    folder = build.Drafter(build.Dims(), config, tensors).write(tmp_path / "model")
+    target = Settings(config if itself else {**config, "hidden_size": 16})
+    found = judge(Case(open_folder(str(folder)), target, Serving(algorithm=algorithm)), parse_list("0.5.9"))
+    told = [f for f in found.findings if f.check == "draft-layers-missing"]
+    assert bool(told) is named
+    assert all((f.subject, f.verdict.value) == ("num_nextn_predict_layers", "silent-garbage") for f in told)
+
+
 def test_damaged_values_are_found_in_every_kind(tmp_path: Path) -> None:
     folder = written("n01_dflash_qwen3_8b", tmp_path / "d")
     file = folder / "model.safetensors"

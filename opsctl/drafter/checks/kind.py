@@ -76,9 +76,10 @@ def own_layers(case: Case, version: Version) -> Iterator[Remark]:
     lacking, drafts = case.recognised.lacking, (case.serving.algorithm or "").upper() in Kind.MTP.algorithms
     if not lacking or not (drafts or case.recognised.kind is Kind.TARGET):
         return
-    detail = f"{lacking}, but the files have no tensor of such a layer: it drafts with what memory held"
-    remedy = "the checkpoint with these layers (tools that quantise leave them out), or no --speculative-algorithm"
-    yield Remark("draft-layers-missing", Verdict.SILENT_GARBAGE, lacking.partition(" ")[0], detail, remedy)
+    key, _, number = lacking.partition(" ")
+    detail = f"{number}, but the files have no tensor of such a layer: it drafts with what memory held"
+    remedy = "serve a checkpoint that has them (tools that quantise leave them out), or without --speculative-algorithm"
+    yield Remark("draft-layers-missing", Verdict.SILENT_GARBAGE, key, detail, remedy)
 
 
 def architecture(case: Case, version: Version) -> Iterator[Remark]:

@@ -327,6 +327,7 @@ class Group:
     """Checks that find the same kind of fault.
 
     prefixes: of check names. spared: subjects another group is about. converts: `opsctl drafter convert` mends it.
+    deploys: another draft model does.
     """
 
     id: str
@@ -336,6 +337,7 @@ class Group:
     predicts: frozenset[Symptom]
     spared: tuple[str, ...] = ()
     converts: bool = False
+    deploys: bool = True
 
     def mine(self, fault: DrafterFault) -> bool:
         return (
@@ -363,7 +365,7 @@ GROUPS = (
           ("use-aux",), _GARBLES | _SLOWS, _GARBAGE),
     Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE),
     Group("draft-layers-missing", "the target's own layers that draft are not in its files and stay uninitialised",
-          ("draft-layers",), _GARBLES, _GARBAGE),
+          ("draft-layers",), _GARBLES, _GARBAGE, deploys=False),
     Group(_NAMES, "tensors have names that this loader drops without a word",
           ("tensor",), _GARBLES | _SLOWS, _ANY_LOW, _OF_OTHERS, converts=True),
     Group("drafter-garbage", "the drafter's weights or config make it draft garbage",
@@ -401,7 +403,7 @@ def _remedy(group: Group, e: Evidence, first: DrafterFault) -> str:
     if command is None and group.converts:
         command = convert_command(e.flags.draft_model or "the draft model", there=True)
     if command is None and first.remedy:
-        return f"{first.remedy}; then `opsctl deploy drafter FOLDER`"
+        return f"{first.remedy}; then `opsctl deploy drafter FOLDER`" if group.deploys else first.remedy
     return command or "opsctl drafter check DIR --full"
 
 
