@@ -41,7 +41,7 @@ def test_network_mounts_are_listed_and_never_asked(monkeypatch: pytest.MonkeyPat
     mounts = (
         "server:/export /mnt/dead nfs4 rw 0 0\n/dev/sda1 / ext4 rw 0 0\nfile\\040x /mnt/a\\040b fuse.sshfs rw 0 0\n"
     )
-    monkeypatch.setattr(facts, "_read", lambda path: mounts if path == "/proc/self/mounts" else "")
+    monkeypatch.setattr(facts, "text_of", lambda path: mounts if path == "/proc/self/mounts" else "")
     asked: list[str] = []
     statvfs = os.statvfs
     monkeypatch.setattr(os, "statvfs", lambda path: (asked.append(path), statvfs(path))[1])

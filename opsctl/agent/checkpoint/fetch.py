@@ -21,7 +21,8 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from opsctl.agent.core import durable
-from opsctl.agent.core.http_request import handlers
+from opsctl.agent.core.http_request import LOOPBACK, MOST_SAID, handlers
+from opsctl.agent.files.states import fingerprint
 from opsctl.wire import limits
 from opsctl.wire.protocol import AgentError, Context
 
@@ -34,10 +35,8 @@ _LONGEST = 200  # bytes of a file's name, so that there is room for what stands 
 UNUSED = 14 * 86400  # seconds after which what nobody asked for again is removed: releases are copies, and need it not
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*\Z")
 TIMEOUT = 60.0  # seconds without a byte
-_MOST_SAID = 200  # characters of what a server says is wrong
 _SIZE = re.compile(r"[0-9]{1,18}\Z")
 SHA256, _GIT = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"[0-9a-f]{40}\Z")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def folder(call: Context, source: str, endpoint: str, revision: str = "main") -> Fetched:
@@ -136,7 +135,7 @@ def _all(call: Context, web: Web, path: str, found: List[Remote]) -> int:
         for came in _one(call, web, path, file):
             done += came
             call.progress({"text": "fetching " + file.name, "fraction": min(1.0, done / total) if total else 0.0})
-        known[file.name] = [file.tag, _stat(os.path.join(path, file.name))]
+        known[file.name] = [file.tag, fingerprint(os.path.join(path, file.name))]
         durable.write(os.path.join(path, ".known"), durable.json_bytes(known))
     return done
 
@@ -213,15 +212,7 @@ def _hashed(fd: int, size: int, like: str) -> str:
 
 def _is_there(path: str, file: Remote, known: Dict[str, Any]) -> bool:
     """A file that was verified when it came and is as it was then."""
-    return bool(file.tag) and known.get(file.name) == [file.tag, _stat(os.path.join(path, file.name))]
-
-
-def _stat(path: str) -> Optional[List[int]]:
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return None
-    return [info.st_size, info.st_mtime_ns, info.st_ino]
+    return bool(file.tag) and known.get(file.name) == [file.tag, fingerprint(os.path.join(path, file.name))]
 
 
 def _prune(kept: str) -> List[str]:
@@ -300,7 +291,7 @@ class Web:
     def __init__(self, token: Optional[str], home: str) -> None:
         _demand_web(home)
         parts = urllib.parse.urlsplit(home)
-        if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        if token and parts.scheme == "http" and parts.hostname not in LOOPBACK:
             raise AgentError("invalid", "the token would travel in the clear to %s: use https" % parts.hostname)
         self._token, self._home = token, _server(home)
 
@@ -405,12 +396,12 @@ def _refused(error: urllib.error.HTTPError, url: str) -> AgentError:
         return AgentError("permission", "%s: %d, access is refused" % (shown(url), error.code), token=True)
     if error.code == 404:
         return Missing("not-found", "%s: 404, there is no such thing" % shown(url))
-    return AgentError("failed", "%s: %d %s" % (shown(url), error.code, str(error.reason)[:_MOST_SAID]))
+    return AgentError("failed", "%s: %d %s" % (shown(url), error.code, str(error.reason)[:MOST_SAID]))
 
 
 def _cut(url: str, error: Any) -> AgentError:
     said = str(error) or type(error).__name__
-    return AgentError("failed", "%s: %s" % (shown(url), said[:_MOST_SAID]))
+    return AgentError("failed", "%s: %s" % (shown(url), said[:MOST_SAID]))
 
 
 def _joined(base: str, onward: str) -> str:

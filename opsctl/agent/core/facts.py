@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, cast
 
+from opsctl.agent.files.if_readable import names_in, text_of
 from opsctl.agent.gpu import tools
 from opsctl.agent.process.pids import boot_id
 from opsctl.wire.protocol import Context
@@ -65,7 +66,7 @@ def gather(call: Context, parts: Optional[List[str]] = None, limit: float = 5.0)
 
 
 def _os() -> OsFacts:
-    release = _pairs(_read("/etc/os-release"), "=")
+    release = _pairs(text_of("/etc/os-release"), "=")
     return {
         "id": release.get("ID", "").strip('"'),
         "version": release.get("VERSION_ID", "").strip('"'),
@@ -77,12 +78,12 @@ def _kernel() -> KernelFacts:
     return {
         "release": platform.release(),
         "machine": platform.machine(),
-        "command_line": _read("/proc/cmdline").strip(),
+        "command_line": text_of("/proc/cmdline").strip(),
     }
 
 
 def _cpu() -> CpuFacts:
-    info = _read("/proc/cpuinfo")
+    info = text_of("/proc/cpuinfo")
     models = re.findall(r"^model name\s*:\s*(.*)$", info, re.M)
     sockets = set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.M))
     usable = len(os.sched_getaffinity(0))
@@ -90,7 +91,7 @@ def _cpu() -> CpuFacts:
 
 
 def _memory() -> MemoryFacts:
-    info = _pairs(_read("/proc/meminfo"), ":")
+    info = _pairs(text_of("/proc/meminfo"), ":")
     kib = {key: int(value.split()[0]) for key, value in info.items() if value.split()}
     names = {"total": "MemTotal", "available": "MemAvailable", "swap_total": "SwapTotal", "swap_free": "SwapFree"}
     return cast("MemoryFacts", {name: kib.get(key, 0) << 10 for name, key in names.items()})
@@ -98,7 +99,7 @@ def _memory() -> MemoryFacts:
 
 def _disks() -> List[Disk]:
     seen: Dict[str, Disk] = {}
-    for line in _read("/proc/self/mounts").splitlines():
+    for line in text_of("/proc/self/mounts").splitlines():
         device, path, kind = (_unescaped(word) for word in line.split()[:3])
         if path.startswith(("/proc", "/sys", "/dev", "/run/")) and path != "/dev/shm":
             continue
@@ -113,19 +114,20 @@ def _disks() -> List[Disk]:
 
 def _numa() -> List[NumaNode]:
     top = "/sys/devices/system/node"
-    names = sorted((n for n in _names(top) if re.match(r"node\d+$", n)), key=lambda n: int(n[4:]))
-    return [{"node": int(name[4:]), "cpus": _read("%s/%s/cpulist" % (top, name)).strip()} for name in names]
+    names = sorted((n for n in names_in(top) if re.match(r"node\d+$", n)), key=lambda n: int(n[4:]))
+    return [{"node": int(name[4:]), "cpus": text_of("%s/%s/cpulist" % (top, name)).strip()} for name in names]
 
 
 def _gpus() -> GpuFacts:
     """Devices from sysfs, which answers when the driver does not; names and memory from nvidia-smi if it is quick."""
     devices: List[GpuDevice] = []
     top = "/sys/bus/pci/devices"
-    for name in sorted(_names(top)):
+    for name in names_in(top):
         folder = "%s/%s" % (top, name)
-        if _read(folder + "/vendor").strip() != NVIDIA or not _read(folder + "/class").startswith(("0x0300", "0x0302")):
+        kind = text_of(folder + "/class")
+        if text_of(folder + "/vendor").strip() != NVIDIA or not kind.startswith(("0x0300", "0x0302")):
             continue
-        code, numa = _read(folder + "/device").strip(), _read(folder + "/numa_node").strip()
+        code, numa = text_of(folder + "/device").strip(), text_of(folder + "/numa_node").strip()
         devices.append({"bus": name.lower(), "device": code, "numa": numa})
     columns = "index,uuid,pci.bus_id,name,driver_version,memory.total"
     rows, reason = tools.smi_rows(Context(), "--query-gpu=" + columns, SMI_LIMIT)
@@ -133,7 +135,7 @@ def _gpus() -> GpuFacts:
     gpus = [cast("Gpu", dict(zip(names, row))) for row in rows or []]
     found: GpuFacts = {
         "devices": devices,
-        "driver": _read("/sys/module/nvidia/version").strip() or None,
+        "driver": text_of("/sys/module/nvidia/version").strip() or None,
         "gpus": gpus,
         "count": len(gpus) or len(devices),
     }
@@ -149,14 +151,18 @@ def _python() -> PythonFacts:
 
 
 def _cuda() -> CudaFacts:
-    homes = sorted("/usr/local/" + name for name in _names("/usr/local") if re.match(r"cuda(-\d|$)", name))
-    text = _read("/usr/local/cuda/version.json")
+    homes = sorted("/usr/local/" + name for name in names_in("/usr/local") if re.match(r"cuda(-\d|$)", name))
+    text = text_of("/usr/local/cuda/version.json")
     version = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', text)
     return {"homes": homes, "home": os.environ.get("CUDA_HOME"), "version": version.group(1) if version else None}
 
 
 def _host() -> HostFacts:
-    return {"name": socket.gethostname(), "boot": boot_id(), "uptime": float(_read("/proc/uptime").split()[0])}
+    return {
+        "name": socket.gethostname(),
+        "boot": boot_id(),
+        "uptime": float(text_of("/proc/uptime").split()[0]),
+    }
 
 
 def _user() -> UserFacts:
@@ -164,21 +170,6 @@ def _user() -> UserFacts:
 
     entry = pwd.getpwuid(os.geteuid())
     return {"name": entry.pw_name, "uid": entry.pw_uid, "home": entry.pw_dir, "shell": entry.pw_shell}
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read(1 << 20)
-    except OSError:
-        return ""
-
-
-def _names(path: str) -> List[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _pairs(text: str, separator: str) -> Dict[str, str]:

@@ -19,7 +19,7 @@ from opsctl.wire.protocol import AgentError, Context, Reply
 if TYPE_CHECKING:
     from opsctl.wire.calls.core import Answered
 
-_MOST_SAID = 200  # characters of what is no answer
+MOST_SAID = 200  # characters of what is no answer
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -159,7 +159,7 @@ def _in_words(url: str, timeout: float) -> Iterator[None]:
         raise AgentError("invalid", "not an http address: %s: %s" % (url, error)) from None
     except (ValueError, http.client.HTTPException) as error:  # a chunk or a header that is none
         said = str(error) or type(error).__name__
-        raise AgentError("failed", "%s: not a HTTP answer: %s" % (url, said[:_MOST_SAID])) from None
+        raise AgentError("failed", "%s: not a HTTP answer: %s" % (url, said[:MOST_SAID])) from None
 
 
 def _origin(url: str) -> Tuple[str, Optional[str], Optional[int]]:

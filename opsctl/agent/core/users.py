@@ -82,3 +82,9 @@ def known(uid: int) -> Optional[pwd.struct_passwd]:
         return pwd.getpwuid(uid)
     except KeyError:
         return None
+
+
+def name_of(uid: int) -> str:
+    """The name of a user, the number where the host knows none."""
+    entry = known(uid)
+    return entry.pw_name if entry else str(uid)

@@ -14,6 +14,7 @@ import os
 import stat as st
 from typing import TYPE_CHECKING, Dict, List, Optional
 
+from opsctl.agent.core import users
 from opsctl.agent.files import safepath, states
 from opsctl.agent.files.safepath import Place, opened, told, whole
 from opsctl.wire.digests import temporary_name
@@ -144,7 +145,7 @@ def barred(at: Place, found: State, shut: Optional[Bar], owner: Owner, group: Ow
     if found["kind"] == "file" and writable:
         bars["write"] = None  # it is overwritten where it cannot be replaced
     if found["kind"] == "dir" and not writable:  # its entry `..` is to be another one
-        bars["remove"] = stuck or ["permission", "%s cannot move %s" % (safepath.user(os.geteuid()), at.path)]
+        bars["remove"] = stuck or ["permission", "%s cannot move %s" % (users.name_of(os.geteuid()), at.path)]
     if found["kind"] == "dir":
         fd = at.open(os.O_PATH | os.O_DIRECTORY)
         try:
@@ -164,10 +165,10 @@ def why_closed(folder: int, path: str) -> Optional[Bar]:
     if os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
         return None
     info = os.fstat(folder)
-    why = "it belongs to %s, mode %04o" % (safepath.user(info.st_uid), st.S_IMODE(info.st_mode))
+    why = "it belongs to %s, mode %04o" % (users.name_of(info.st_uid), st.S_IMODE(info.st_mode))
     if not os.geteuid():
         why = "it is immutable (chattr), or the system keeps root from it"
-    return ["permission", "%s cannot write in %s: %s" % (safepath.user(os.geteuid()), path, why)]
+    return ["permission", "%s cannot write in %s: %s" % (users.name_of(os.geteuid()), path, why)]
 
 
 def _stuck(at: Place, found: State) -> Optional[Bar]:
@@ -204,7 +205,7 @@ def _kept(at: Place, found: State, owner: Owner, group: Owner) -> Optional[Bar]:
         return [error.kind, error.message]
     us = os.geteuid()
     if us and uid not in (-1, found.get("uid", us)):
-        return ["permission", "only root may give %s to %s, and this is %s" % (at.path, owner, safepath.user(us))]
+        return ["permission", "only root may give %s to %s, and this is %s" % (at.path, owner, users.name_of(us))]
     if us and gid not in (-1, found.get("gid"), *_groups()):
         return ["permission", "only root and members may give %s to the group %s" % (at.path, group)]
     return None

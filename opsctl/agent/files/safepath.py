@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import stat as st
 from typing import BinaryIO, Iterator, List, NamedTuple, Optional, Set, Tuple
 
@@ -213,9 +212,9 @@ def demand_ours(folder: int, path: str) -> None:
     """Raise AgentError where somebody who is neither root nor we may rename things in a folder."""
     info = os.fstat(folder)
     if changeable_by_others(info):
-        we = " and ".join(dict.fromkeys(("root", user(os.geteuid()))))
+        we = " and ".join(dict.fromkeys(("root", users.name_of(os.geteuid()))))
         message = "others than %s can change %s: it belongs to %s, mode %04o"
-        values = (we, path, user(info.st_uid), st.S_IMODE(info.st_mode))
+        values = (we, path, users.name_of(info.st_uid), st.S_IMODE(info.st_mode))
         raise AgentError("permission", message % values, path=path)
 
 
@@ -224,9 +223,9 @@ def _demand_trusted(folder: int, link: os.stat_result, path: str) -> None:
     us = (0, os.geteuid())
     above = os.fstat(folder)
     if link.st_uid not in us:
-        what = "is a symbolic link of the user %s" % user(link.st_uid)
+        what = "is a symbolic link of the user %s" % users.name_of(link.st_uid)
     elif changeable_by_others(above):
-        what = "is a symbolic link in a folder that others can change (it belongs to %s)" % user(above.st_uid)
+        what = "is a symbolic link in a folder that others can change (it belongs to %s)" % users.name_of(above.st_uid)
     else:
         return
     who = next((info.st_uid for info in (link, above) if info.st_uid not in us), None)
@@ -278,14 +277,6 @@ def _walked(path: str) -> Tuple[int, List[str]]:
         os.close(fd)
         raise
     return fd, names
-
-
-def user(uid: int) -> str:
-    """The name of a user, or the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def descriptor(path: str, flags: int = 0, dir_fd: Optional[int] = None) -> int:

@@ -13,7 +13,8 @@ import pwd
 import stat as st
 from typing import TYPE_CHECKING, Any, BinaryIO, Iterable, List, Optional, Union
 
-from opsctl.agent.files.safepath import Place, opened, user
+from opsctl.agent.core import users
+from opsctl.agent.files.safepath import Place, opened
 from opsctl.wire.digests import temporary_name
 from opsctl.wire.protocol import AgentError, Context
 
@@ -46,7 +47,7 @@ def state(path: str, digest: bool = True, call: Optional[Context] = None, dir_fd
         "kind": "other",
         "uid": info.st_uid,
         "gid": info.st_gid,
-        "owner": user(info.st_uid),
+        "owner": users.name_of(info.st_uid),
         "group": _group(info.st_gid),
     }
     if st.S_ISLNK(info.st_mode):
@@ -65,6 +66,15 @@ def state(path: str, digest: bool = True, call: Optional[Context] = None, dir_fd
 def of(at: Place, digest: bool = True, call: Optional[Context] = None) -> State:
     """The state of what has a name in a folder that is held open."""
     return state(at.name, digest, call, at.folder)
+
+
+def fingerprint(path: str) -> Optional[List[int]]:
+    """What tells whether a file is still as it was, without reading it: size, mtime, inode; None if it is no file."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns, info.st_ino] if st.S_ISREG(info.st_mode) else None
 
 
 def sha256(path: str, call: Optional[Context] = None, dir_fd: Optional[int] = None) -> str:

@@ -10,6 +10,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, List, Literal, Optional, Pattern, Set, Tuple
 
+from opsctl.agent.files.if_readable import names_in, text_of
 from opsctl.agent.gpu import process_table
 from opsctl.agent.process import pids
 from opsctl.wire.protocol import Context
@@ -31,7 +32,7 @@ def files(call: Context, root: str = "/", temporary: str = "/tmp") -> Files:
     for folder, where, wanted in _PLACES:
         at = where or temporary
         here = os.path.join(root, at.lstrip("/"))
-        for name in _names(here):
+        for name in names_in(here):
             with contextlib.suppress(OSError):
                 if wanted.match(name):
                     seen.append((folder, at + "/" + name, os.lstat(os.path.join(here, name))))
@@ -84,23 +85,23 @@ def _used(root: str, paths: Set[str]) -> Set[str]:
     proc = os.path.join(root, "proc")
     found = _listening(os.path.join(proc, "net/unix"))
     networks = set()
-    for pid in filter(str.isdigit, _names(proc)):
+    for pid in filter(str.isdigit, names_in(proc)):
         # The sockets of a container stand in the list of its own network.
         with contextlib.suppress(OSError):
             network = os.readlink(os.path.join(proc, pid, "ns/net"))
             if network not in networks:
                 networks.add(network)
                 found |= _listening(os.path.join(proc, pid, "net/unix"))
-        maps = _text(os.path.join(proc, pid, "maps"))
+        maps = text_of(os.path.join(proc, pid, "maps"))
         found |= {path for path in paths if path in maps}
-        for name in _names(os.path.join(proc, pid, "fd")):
+        for name in names_in(os.path.join(proc, pid, "fd")):
             with contextlib.suppress(OSError):
                 found.add(os.readlink(os.path.join(proc, pid, "fd", name)))
     return found & paths
 
 
 def _listening(path: str) -> Set[str]:
-    return {line.split()[-1] for line in _text(path).splitlines() if "/" in line}
+    return {line.split()[-1] for line in text_of(path).splitlines() if "/" in line}
 
 
 def _signal(process: Ended, number: int, root: str, told: List[Done]) -> bool:
@@ -150,18 +151,6 @@ def _unlink(path: str, wanted: Unlinked, used: Set[str]) -> str:
         return ""
     except OSError as error:
         return os.strerror(error.errno or 0)
-    return ""
-
-
-def _names(folder: str) -> List[str]:
-    with contextlib.suppress(OSError):
-        return sorted(os.listdir(folder))
-    return []
-
-
-def _text(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
-        return stream.read()
     return ""
 
 

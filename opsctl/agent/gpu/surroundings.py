@@ -14,6 +14,7 @@ import struct
 import time
 from typing import Any, Dict, List, Optional
 
+from opsctl.agent.files.if_readable import names_in, text_of
 from opsctl.wire.protocol import AgentError, Context
 
 _HISTORY = 1 << 18  # bytes of apt's history that are looked at, from its end
@@ -43,7 +44,7 @@ def facts(root: str, folders: List[str]) -> Dict[str, Any]:
         "numa_nodes": _count(_text(root, "sys/devices/system/node/online")),
         "memory_controllers": _memory_controllers(root),
         "network": _network(root),
-        "iommus": len(_names(os.path.join(root, "sys/class/iommu"))),
+        "iommus": len(names_in(os.path.join(root, "sys/class/iommu"))),
     }
 
 
@@ -51,14 +52,14 @@ def _memory_controllers(root: str) -> List[Dict[str, Any]]:
     """EDAC's counts since the kernel began; none where no driver counts."""
     folder = os.path.join(root, "sys/devices/system/edac/mc")
     found = []
-    for name in sorted(n for n in _names(folder) if re.match(r"^mc\d+$", n)):
+    for name in (n for n in names_in(folder) if re.match(r"^mc\d+$", n)):
         here = os.path.join(folder, name)
         corrected, uncorrected = _number(here, "ce_count"), _number(here, "ue_count")
         if corrected is None or uncorrected is None:
             continue
         dimms = [
             _text(os.path.join(here, unit), "dimm_label") or unit
-            for unit in sorted(_names(here))
+            for unit in names_in(here)
             if re.match(r"^(?:dimm|rank)\d+$", unit) and _number(os.path.join(here, unit), "dimm_ue_count")
         ]
         found.append({"name": name, "corrected": corrected, "uncorrected": uncorrected, "dimms": dimms})
@@ -69,9 +70,9 @@ def _network(root: str) -> List[Dict[str, Any]]:
     """The ports of InfiniBand and RoCE adapters, with the NUMA node of their adapter."""
     folder = os.path.join(root, "sys/class/infiniband")
     found = []
-    for adapter in sorted(_names(folder)):
+    for adapter in names_in(folder):
         ports = os.path.join(folder, adapter, "ports")
-        for port in sorted(_names(ports)):
+        for port in names_in(ports):
             here = os.path.join(ports, port)
             rate = re.match(r"^([\d.]+) Gb", _text(here, "rate"))
             found.append(
@@ -97,7 +98,7 @@ def _machine(root: str) -> Optional[str]:
 def weights(root: str, folder: str) -> Optional[Dict[str, Any]]:
     """Which shards of the index are missing; None without an index."""
     here = os.path.join(root, folder.lstrip("/"))
-    for name in sorted(_names(here)):
+    for name in names_in(here):
         if name.endswith(".safetensors.index.json"):
             try:
                 with open(os.path.join(here, name), encoding="utf-8") as stream:
@@ -139,7 +140,7 @@ def _driver(root: str) -> Optional[str]:
 
 
 def _governors(cpu: str) -> List[str]:
-    found = {_text(os.path.join(cpu, n), "cpufreq/scaling_governor") for n in _names(cpu) if re.match(r"cpu\d+$", n)}
+    found = {_text(os.path.join(cpu, n), "cpufreq/scaling_governor") for n in names_in(cpu) if re.match(r"cpu\d+$", n)}
     return sorted(found - {""})
 
 
@@ -174,7 +175,7 @@ def _installed(root: str) -> Optional[str]:
             target = os.path.basename(os.readlink(os.path.join(root, link)))
             if target.startswith("vmlinuz-"):
                 return target[len("vmlinuz-") :]
-    images = [n[len("vmlinuz-") :] for n in _names(os.path.join(root, "boot")) if n.startswith("vmlinuz-")]
+    images = [n[len("vmlinuz-") :] for n in names_in(os.path.join(root, "boot")) if n.startswith("vmlinuz-")]
     numbered = [name for name in images if name[:1].isdigit()]
     return max(numbered, key=_numbers) if numbered else None
 
@@ -211,15 +212,7 @@ def _number(folder: str, name: str) -> Optional[int]:
 
 
 def _text(folder: str, name: str) -> str:
-    with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="replace") as stream:
-        return stream.read(65536).strip("\n\0 ")
-    return ""
-
-
-def _names(folder: str) -> List[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(folder)
-    return []
+    return text_of(os.path.join(folder, name)).strip("\n\0 ")
 
 
 _BUS_ID = re.compile(r"^[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")

@@ -6,7 +6,6 @@ A pid alone is never enough, since pids are used again. `root`: where the file s
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import signal as signals
 import time
@@ -173,13 +172,6 @@ def began(process: Process) -> float:
     """When it was started, in seconds since the epoch."""
     # Not from btime of /proc/stat: that is cut to whole seconds, and source is patched a moment before a restart.
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / os.sysconf("SC_CLK_TCK"))
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def argv(pid: int, root: str = "/") -> List[str]:

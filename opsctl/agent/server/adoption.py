@@ -10,6 +10,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, List, Optional, cast
 
+from opsctl.agent.core import users
 from opsctl.agent.process import pids, service
 from opsctl.wire import command_line
 from opsctl.wire.protocol import AgentError, Context
@@ -41,7 +42,7 @@ def listening(call: Context, port: int) -> Optional[Listener]:
         "command": " ".join(argv)[:400],
         "argv": argv,
         "server": first is not None,
-        "user": None if uid is None else pids.user_name(uid),
+        "user": None if uid is None else users.name_of(uid),
         "began": pids.began(seen),
         "service": _service_of(call, seen.pid),
         "obstacle": obstacle(seen) if first is not None else None,
@@ -71,8 +72,8 @@ def obstacle(process: pids.Process) -> Optional[str]:
         return "it has ended"
     if set(ids) != {me}:
         others = sorted(ids - {me})
-        whose = " and ".join(pids.user_name(uid) for uid in others)
-        return "it runs as %s, and opsctl works as %s here" % (whose, pids.user_name(me))
+        whose = " and ".join(users.name_of(uid) for uid in others)
+        return "it runs as %s, and opsctl works as %s here" % (whose, users.name_of(me))
     inside = _other_world(pid)
     if inside is not None:
         return inside

@@ -11,6 +11,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
+from opsctl.agent.core import users
 from opsctl.agent.git import ownership
 from opsctl.agent.process import pids
 from opsctl.agent.source import interpreter
@@ -196,7 +197,7 @@ def _size(path: Optional[str]) -> int:
 
 def _user(pid: int) -> Optional[str]:
     uid = pids.owner(pid)
-    return None if uid is None else pids.user_name(uid)
+    return None if uid is None else users.name_of(uid)
 
 
 def placed(said: Optional[str], cwd: Optional[str]) -> Optional[str]:

@@ -8,6 +8,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
+from opsctl.agent.files.if_readable import names_in
 from opsctl.agent.files.safepath import opened, whole
 from opsctl.wire.protocol import AgentError, Context
 
@@ -50,7 +51,7 @@ def _folders(places: List[str]) -> Iterator[str]:
     """The folders right below the places, each once, whatever links lead there."""
     seen = set()
     for place in places:
-        for name in _names(place):
+        for name in names_in(place):
             folder = os.path.join(place, name)
             real = os.path.realpath(folder)
             if real in seen or not os.path.isdir(folder):
@@ -105,13 +106,6 @@ def _read(path: str) -> str:
             return whole(stream, _CONFIG_LIMIT).decode("utf-8", "replace").replace("\\\n", " ")
     except (OSError, AgentError):
         return ""
-
-
-def _names(folder: str) -> List[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _unique(values: Any) -> List[str]:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional,
 
 from opsctl.agent.core import durable
 from opsctl.agent.files import safepath
+from opsctl.agent.files.if_readable import names_in
+from opsctl.agent.files.states import fingerprint
 from opsctl.agent.process import pids
 from opsctl.wire.chunking import DIGEST, MADE, SHORT, blocks_in, spans_of
 from opsctl.wire.protocol import AgentError, Context
@@ -62,7 +64,7 @@ def begun(top: str, key: str) -> str:
     What is in another one than that of `key` has to prove that it is the same: it may be of another draft model.
     """
     own = partial(top, key)
-    others = [os.path.join(top, entry) for entry in entries(top) if entry.startswith(PARTIAL)]
+    others = [os.path.join(top, entry) for entry in names_in(top) if entry.startswith(PARTIAL)]
     return own if own in others or not others else max(others, key=os.path.getmtime)
 
 
@@ -81,7 +83,7 @@ def plain(name: str) -> str:
 
 def there(top: str) -> Dict[str, str]:
     """What is there in the place of releases, by the names of their folders: the digest, "" where one was changed."""
-    return {entry: whole(os.path.join(top, entry)) for entry in entries(top) if not entry.startswith(".")}
+    return {entry: whole(os.path.join(top, entry)) for entry in names_in(top) if not entry.startswith(".")}
 
 
 def whole(path: str) -> str:
@@ -92,36 +94,19 @@ def whole(path: str) -> str:
         return ""
     if told is None:
         return ""
-    intact = all(stat(os.path.join(path, name)) == file["stat"] for name, file in told["files"].items())
-    return str(told["digest"]) if intact and set(entries(path)) == {MANIFEST, BLOCKS, *told["files"]} else ""
-
-
-def stat(path: str) -> Optional[List[int]]:
-    """What tells whether a file is still as it was: size, mtime, inode."""
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return None
-    return [info.st_size, info.st_mtime_ns, info.st_ino] if st.S_ISREG(info.st_mode) else None
+    intact = all(fingerprint(os.path.join(path, name)) == file["stat"] for name, file in told["files"].items())
+    return str(told["digest"]) if intact and set(names_in(path)) == {MANIFEST, BLOCKS, *told["files"]} else ""
 
 
 def listed(top: str) -> List[str]:
     """Releases of every name, the newest first; those in `top` before all others."""
     root = os.path.dirname(top)
     found = []
-    for folder in (os.path.join(root, name) for name in entries(root)):
-        paths = (os.path.join(folder, entry) for entry in entries(folder) if not entry.startswith("."))
+    for folder in (os.path.join(root, name) for name in names_in(root)):
+        paths = (os.path.join(folder, entry) for entry in names_in(folder) if not entry.startswith("."))
         whole = (path for path in paths if not os.path.islink(path) and os.path.exists(os.path.join(path, MANIFEST)))
         found += [(folder == top, os.stat(path).st_mtime, path) for path in whole]
     return [path for _, _, path in sorted(found, reverse=True)]
-
-
-def entries(folder: str) -> List[str]:
-    """What is in a folder; nothing if it cannot be looked into."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def held(release: str) -> Optional[Held]:
@@ -132,7 +117,7 @@ def held(release: str) -> Optional[Held]:
     files = {
         name: file["chunks"]
         for name, file in told["files"].items()
-        if stat(os.path.join(release, name)) == file["stat"]
+        if fingerprint(os.path.join(release, name)) == file["stat"]
     }
     return {"path": release, "files": files}
 
@@ -169,7 +154,7 @@ def recorded(release: str) -> Dict[str, Dict[Tuple[int, int], bytes]]:
 
 def describe(folder: str, digest: str, files: Dict[str, List[Chunk]], digests: Iterable[bytes]) -> None:
     """Write what a folder that is to be a release holds. `digests`: of its blocks."""
-    told = {name: {"stat": stat(os.path.join(folder, name)), "chunks": chunks} for name, chunks in files.items()}
+    told = {name: {"stat": fingerprint(os.path.join(folder, name)), "chunks": chunks} for name, chunks in files.items()}
     for name, data in ((BLOCKS, b"".join(digests)), (MANIFEST, durable.json_bytes({"digest": digest, "files": told}))):
         durable.write(os.path.join(folder, name), data)
         os.chmod(os.path.join(folder, name), 0o644)
@@ -219,7 +204,7 @@ def in_service(top: str) -> Set[str]:
     """Releases in `top` that something names: a link in it or above it, or the command line of a process."""
     named = set()  # type: Set[str]
     for folder in (top, os.path.dirname(top)):
-        for entry in entries(folder):
+        for entry in names_in(folder):
             path = os.path.join(folder, entry)
             if os.path.islink(path):
                 named.add(os.path.realpath(path))
@@ -234,10 +219,10 @@ def in_service(top: str) -> Set[str]:
 def recoverable(top: str, call: Context) -> Set[str]:
     """Releases in `top` that taking back a run may need, as what it keeps names them. Not the call's own run."""
     own = os.path.dirname(os.path.dirname(call.blobs)) if call.blobs else None
-    found = {entry: os.path.join(top, entry) for entry in entries(top) if not entry.startswith(".")}
+    found = {entry: os.path.join(top, entry) for entry in names_in(top) if not entry.startswith(".")}
     needed = set()  # type: Set[str]
     runs = durable.folder("runs")
-    for run in (os.path.join(runs, entry) for entry in entries(runs)):
+    for run in (os.path.join(runs, entry) for entry in names_in(runs)):
         for path in () if run == own else _kept(run):
             text = _text(path)
             needed.update(found[entry] for entry in found if entry.encode() in text)
@@ -283,7 +268,7 @@ def prune(top: str, paths: Iterable[str], call: Context) -> List[str]:
     for path in removed:
         delete(path)
     with safepath.pinned(top) as held:
-        for entry in entries(held):
+        for entry in names_in(held):
             path = os.path.join(held, entry)
             stale = entry.startswith(PARTIAL) and os.lstat(path).st_mtime < time.time() - STALE
             if stale or entry.startswith(GONE):

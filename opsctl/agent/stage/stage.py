@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 from opsctl.agent.core import durable, undo_record
 from opsctl.agent.files import changes, safepath
+from opsctl.agent.files.if_readable import names_in
 from opsctl.agent.files.safepath import told
+from opsctl.agent.files.states import fingerprint
 from opsctl.agent.stage import receive, releases, source_files
 from opsctl.agent.stage.receive import Landed
 from opsctl.agent.stage.releases import plain
@@ -210,7 +212,7 @@ def remove(call: Context, keep_as: str) -> Removed:
 
 def _known(sources: Iterable[str]) -> Dict[str, Known]:
     """What files hold that were recorded when they became part of a release."""
-    stats = {path: releases.stat(path) for path in sources}  # first: a change in between shows
+    stats = {path: fingerprint(path) for path in sources}  # first: a change in between shows
     folders = {folder: releases.recorded(folder) for folder in {os.path.dirname(path) for path in stats}}
     return {
         path: Known(stat, folders[os.path.dirname(path)].get(os.path.basename(path), {}))
@@ -225,7 +227,7 @@ def _arrived(partial: str) -> List[Span]:
 
 def _allocated(folder: str) -> int:
     total = 0
-    for entry in releases.entries(folder):
+    for entry in names_in(folder):
         info = os.lstat(os.path.join(folder, entry))
         total += 0 if info.st_nlink > 1 else info.st_blocks * 512
     return total
@@ -369,7 +371,7 @@ def copied(call: Context, folder: str, known: Known, source: str, at: int, name:
         _copy(call, taken.fileno(), at, given.fileno(), start, end)
         mtime = os.fstat(given.fileno()).st_mtime_ns
         digests = [known.blocks[span] for span in spans_of(at, at + end - start) if span in known.blocks]
-        if len(digests) < blocks_in(start, end) or releases.stat(source) != known.stat:
+        if len(digests) < blocks_in(start, end) or fingerprint(source) != known.stat:
             digests = source_files.digests(call, given, start, end)
     return Landed(name, start, end, mtime, digests)
 
