@@ -56,9 +56,8 @@ def test_probe_counts_as_the_server_and_diagnose_names_the_fault(
         code, result = probe(running.url, tmp_path, capsys)
         assert code == Exit.DONE
         diagnosed, told = diagnose(capsys, "--port", str(running.port), "--probe", result["run"])
-        _, unmeasured = diagnose(capsys, "--port", str(running.port))
-        own = own_counts(running.log)
-        counted = counters(running.url)
+        own, counted = own_counts(running.log), counters(running.url)
+        _, unmeasured = diagnose(capsys, "--port", str(running.port))  # sends a request of its own
         chat = probe(running.url, tmp_path, capsys, "--max-tokens", "2", prompts=CHAT)[1] if accepts(variant) else None
     accept = result["accept_length"]
     assert variant.low <= accept["mean"] <= variant.high
