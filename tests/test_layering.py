@@ -75,6 +75,29 @@ def test_only_who_runs_it_in_this_process_imports_the_agent() -> None:
     assert importers == {"this_machine.py"}
 
 
+def test_what_both_ends_share_leaves_the_operating_system_alone() -> None:
+    system = {
+        "fcntl",
+        "grp",
+        "os",
+        "pathlib",
+        "pwd",
+        "resource",
+        "shutil",
+        "signal",
+        "socket",
+        "subprocess",
+        "tempfile",
+    }
+    importers = set()
+    for path in sources("wire"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            importers |= {path.name for name in names if name.partition(".")[0] in system}
+    assert importers == {"log_source.py"}, "which unpacks a log on either end, if need be with a program"
+
+
 def test_facts_of_releases_know_nothing_above_them() -> None:
     readers = {"generate.py", "__main__.py"}  # they write the facts, by reading source as the rest does
     wrong = [

@@ -11,9 +11,9 @@ import base64
 import bisect
 import itertools
 import json
-import os
 import re
 import shlex
+from posixpath import commonprefix  # of any text
 from typing import Callable, Iterable, Iterator, Match, Optional, Pattern, Set
 from urllib.parse import quote, quote_plus
 
@@ -159,7 +159,7 @@ def _cut_off(text: str, value: str, replacement: str) -> str:
     """`text` with the beginnings of `value` replaced that a line ends with."""
     at = text.find(value[:LONG])
     while at >= 0:
-        end = at + len(os.path.commonprefix([text[at : at + len(value)], value]))  # noqa: RUF071  of text
+        end = at + len(commonprefix([text[at : at + len(value)], value]))
         if text[end : end + 1] in _EDGES:
             text, end = text[:at] + replacement + text[end:], at + len(replacement)
         at = text.find(value[:LONG], end)
@@ -177,7 +177,7 @@ def _source(words: Set[str]) -> str:
     branches = []
     for _, alike in itertools.groupby(sorted(words - {""}), key=lambda word: word[0]):
         group = list(alike)
-        begin = os.path.commonprefix(group)  # noqa: RUF071  of text, not of paths
+        begin = commonprefix(group)
         rest = _source({word[len(begin) :] for word in group}) if len(group) > 1 else ""
         ends_here = "|" if rest and begin in words else ""
         branches.append(re.escape(begin) + ("(?:%s%s)" % (rest, ends_here) if rest else ""))
