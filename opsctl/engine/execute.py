@@ -24,7 +24,7 @@ from opsctl.remote.agent_client import Pending
 from opsctl.wire.calls import core
 from opsctl.wire.calls.core import PutBack, StepReplies, Supervised
 from opsctl.wire.host import Host, OnProgress, RawResult
-from opsctl.wire.protocol import Call, Reply
+from opsctl.wire.protocol import Call, R, Reply
 
 if TYPE_CHECKING:
     import fabric
@@ -368,9 +368,7 @@ class Watched(Host):
     def name(self) -> str:
         return self._remote.name
 
-    def call(
-        self, call: Call[Any], *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> Reply[Any]:
+    def call(self, call: Call[R], *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply[R]:
         return self.send([call], on_progress=on_progress)[0].wait(timeout)
 
     def batch(self, calls: Sequence[Call[Any]], *, timeout: float | None = None) -> list[Reply[Any]]:

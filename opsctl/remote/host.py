@@ -16,7 +16,7 @@ from opsctl.remote.spec import ConnectionSpec
 from opsctl.remote.stream import Stream
 from opsctl.wire import output
 from opsctl.wire.host import OnProgress, RawResult
-from opsctl.wire.protocol import Call, Reply
+from opsctl.wire.protocol import Call, R, Reply
 
 if TYPE_CHECKING:
     import fabric
@@ -77,9 +77,7 @@ class RemoteHost:
             for agent in self._agents.values():
                 agent.tell_secrets(new)
 
-    def call(
-        self, call: Call[Any], *, timeout: float | None = None, on_progress: OnProgress | None = None
-    ) -> Reply[Any]:
+    def call(self, call: Call[R], *, timeout: float | None = None, on_progress: OnProgress | None = None) -> Reply[R]:
         """One call, one round trip. Raises RemoteError, Locked, Unreachable."""
         return self.send([call], on_progress=on_progress)[0].wait(timeout)
 

@@ -38,9 +38,8 @@ def check(hosts: Sequence[InventoryHost], front: Frontend = SILENT) -> list[Done
 
 def _look(remote: RemoteHost, host: InventoryHost) -> Seen:
     from opsctl.wire.calls import core
-    from opsctl.wire.calls.core import Facts
 
-    told: Facts = remote.call(core.facts_gather(["host", "user", "python"]), timeout=60).result
+    told = remote.call(core.facts_gather(["host", "user", "python"]), timeout=60).result
     user, node, python = told.get("user"), told.get("host"), told.get("python")
     if user is None or node is None or python is None:
         raise RemoteError(f"it does not say what it is: {told['missing']}", where=host.name)

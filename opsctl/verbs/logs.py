@@ -92,7 +92,7 @@ def _scan(remote: RemoteHost, logs: Sequence[str]) -> Scan:
     older: list[str] = []
     earlier = list(logs[:-1])
     while True:
-        found: Scan = remote.call(serverlog_scan(logs[-1], older=older), timeout=_LONGEST).result
+        found = remote.call(serverlog_scan(logs[-1], older=older), timeout=_LONGEST).result
         started = any(mark["name"] == "start" for mark in found["marks"])
         if started or not earlier or len(older) >= _MOST_OLDER:
             return found

@@ -219,7 +219,7 @@ def _without_speculation(reached: _Reached, front: Frontend) -> Iterator[Server]
     from opsctl.remote import steps
     from opsctl.sglang.server.api import Server
     from opsctl.wire.calls import core
-    from opsctl.wire.calls.core import RunMeta, Supervised
+    from opsctl.wire.calls.core import RunMeta
 
     host, remote = reached.host, reached.remote
     assert host is not None
@@ -237,7 +237,7 @@ def _without_speculation(reached: _Reached, front: Frontend) -> Iterator[Server]
         meta: RunMeta = {**hostlock.holder(run, doing), "vars": {}}
         remote.call(core.journal_begin(run, meta), timeout=60)
         supervised = steps.supervise(run, 1, _TASK, change.calls, change.undo, change.settle, _MEASURING)
-        started: Supervised = remote.call(supervised, on_progress=told).result
+        started = remote.call(supervised, on_progress=told).result
         if started["state"] == "reverted":
             why = started["error"]["message"] if started["error"] else started["why"]
             raise RemoteError(f"it does not serve without speculation, and was put back: {why}", where=host.name)

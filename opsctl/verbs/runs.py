@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opsctl.inventory import InventoryHost
     from opsctl.remote.host import RemoteHost
     from opsctl.secret import Secret
+    from opsctl.wire.calls.core import ShownRun
 
 Emit = Callable[["Event"], None]
 
@@ -188,7 +189,7 @@ def record_of(run: str, inventory: str | None) -> Record:
     return read(run, known_as(find(inventory)))
 
 
-def journal_of(host: InventoryHost, run: str, front: Frontend = SILENT) -> dict[str, Any] | None:
+def journal_of(host: InventoryHost, run: str, front: Frontend = SILENT) -> ShownRun | None:
     """What the journal of a host says of a run, as JSON data; None where it knows no run at all. Raises UsageError."""
     from opsctl.wire.calls import core
 
@@ -196,8 +197,7 @@ def journal_of(host: InventoryHost, run: str, front: Frontend = SILENT) -> dict[
         known = [past.run for past in past_runs(remote)]
         if run == LAST and not known:
             return None
-        told: dict[str, Any] = remote.call(core.history_show(meant(run, known, f"on {host.name}")), timeout=60).result
-    return told
+        return remote.call(core.history_show(meant(run, known, f"on {host.name}")), timeout=60).result
 
 
 @dataclass(frozen=True, slots=True)

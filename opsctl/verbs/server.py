@@ -133,8 +133,7 @@ def _wait(
     offset = max(0, process["log_size"] - (16 << 20)) if log else None
     alive: Alive = {"pid": process["pid"], "start": process["start"]}
     call = ready_wait(port, log=log, offset=offset, timeout=timeout, stall=stall, alive=alive)
-    found: Ready = remote.call(call, timeout=timeout + _MARGIN, on_progress=tell).result
-    return found
+    return remote.call(call, timeout=timeout + _MARGIN, on_progress=tell).result
 
 
 def _why_none(remote: RemoteHost, host: InventoryHost) -> str:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import fabric
     import httpx
 
-    from opsctl.wire.protocol import Call, Reply
+    from opsctl.wire.protocol import Call, R, Reply
 
 OnProgress = Callable[[Any, bytes], None]
 
@@ -63,8 +63,8 @@ class Host(Protocol):
     def name(self) -> str: ...
 
     def call(
-        self, call: Call[Any], *, timeout: Optional[float] = None, on_progress: Optional[OnProgress] = None
-    ) -> Reply[Any]:
+        self, call: Call[R], *, timeout: Optional[float] = None, on_progress: Optional[OnProgress] = None
+    ) -> Reply[R]:
         """One call, one round trip. Raises RemoteError, Unreachable."""
         ...
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from opsctl import __version__
 from opsctl.errors import OpsctlError, RemoteError, Unreadable, UsageError
@@ -33,20 +33,13 @@ from opsctl.text import one_line, printable, size
 from opsctl.wire.calls.core import history_list
 from opsctl.wire.calls.logs import Entry, Manifest, Part, Scan, collect_bundle, logfiles_look
 from opsctl.wire.calls.server import Begun, startlog_of_run
+from opsctl.wire.host import Host
 from opsctl.wire.protocol import AgentError, Call, Reply
 from opsctl.wire.redact import Redactor, known_values, mask
 
 _LONGEST = 900.0  # seconds for everything a host gathers; each part has its own, shorter limit
 _MOST_FAILED = 6  # parts that are named
 _BEFORE_RUN = 300.0  # seconds of the log before a run that are of interest
-
-
-class Asked(Protocol):
-    """A connected host, as much of it as is used here."""
-
-    def call(
-        self, call: Call[Any], *, timeout: float | None = None, on_progress: Callable[[Any, bytes], None] | None = None
-    ) -> Reply[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +106,7 @@ Tell = Callable[[str, float | None], None]
 
 @dataclass(slots=True)
 class _Job:
-    host: Asked
+    host: Host
     source: Source
     wish: Wish
     tell: Tell
@@ -143,8 +136,7 @@ class _Job:
             keep_prompts=self.wish.keep_prompts,
             body=self.sealed(),
         )
-        manifest: Manifest = self.host.call(call, timeout=_LONGEST, on_progress=take).result
-        return manifest
+        return self.host.call(call, timeout=_LONGEST, on_progress=take).result
 
     def sealed(self) -> bytes:
         """The secrets as the body of a call that redacts."""
@@ -170,7 +162,7 @@ class _Job:
             self.notes.append(self.redacted(f"{name}: {one_line(str(error)) or type(error).__name__}"))
 
 
-def collect(host: Asked, source: Source, wish: Wish, target: Callable[[str], Path], tell: Tell) -> Collected:
+def collect(host: Host, source: Source, wish: Wish, target: Callable[[str], Path], tell: Tell) -> Collected:
     """Make one bundle. target: the file for a bundle of this name.
 
     Raises RemoteError, Unreachable; UsageError where the file cannot be written.
@@ -242,7 +234,7 @@ def _trouble(part: Entry) -> str:
     return "" if part["exit"] in fine else f"exit code {part['exit']}"
 
 
-def of_run(wish: Wish, host: Asked) -> Wish:
+def of_run(wish: Wish, host: Host) -> Wish:
     """The wish with the run's whole name, and from a little before its begin on. Raises UsageError if there is none.
 
     The log of the server begins at the start that the run has made, if it made one: an older crash explains nothing.
