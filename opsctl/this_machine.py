@@ -6,15 +6,17 @@ Here alone the controller runs the agent itself; everybody else sends calls to i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from opsctl.wire.host import OnProgress
 from opsctl.wire.protocol import AgentError, Call, Context, Reply
 
+R = TypeVar("R")
+
 
 def call(
-    call: Call[Any], *, on_progress: OnProgress | None = None, cancelled: Callable[[], bool] = lambda: False
-) -> Reply[Any]:
+    call: Call[R], *, on_progress: OnProgress | None = None, cancelled: Callable[[], bool] = lambda: False
+) -> Reply[R]:
     """Make a call. Raises AgentError, OSError, and what `on_progress` and `cancelled` raise."""
     from opsctl.agent.core import dispatch
 

@@ -108,12 +108,12 @@ def summary_here(files: Sequence[Path]) -> timeline.Summary:
             raise UsageError(f"{file} is a folder", hint="name the log file in it")
     try:
         found = scan_files(files)
-    except FileNotFoundError as error:
-        raise UsageError(f"no such log: {error.filename}") from None
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except AgentError as error:
-        raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
+        if error.kind == "missing-tool":
+            raise Unreadable(error.message, hint="unpack it first, or install zstandard") from None
+        raise UsageError(error.message) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename or files[-1]} cannot be read: {error.strerror}") from None
     if not (found["marks"] or found["first_at"] or found["samples"] or found["ranks"]):
         raise _no_log(files[-1], found["lines"])
     return timeline.build(found)

@@ -1,21 +1,27 @@
-"""Which files a log consists of, rotated ones too, and where in a file a time is."""
+"""Which files a log consists of, rotated ones too, where in a file a time is, and what a file holds, unpacked."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import shutil
+import subprocess
 import time
+import zlib
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Iterator, List, Optional
+from io import BufferedReader
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, List, Optional
 
 from opsctl.agent.files.safepath import descriptor
-from opsctl.wire import log_source
 from opsctl.wire.protocol import AgentError, Context
 
 if TYPE_CHECKING:
     from opsctl.wire.calls.logs import LogFile, LogFiles
 
 MOST_FILES = 40
+BLOCK = 4 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _STAMP = re.compile(rb"(?:^|\n)\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
 _ENDING = r"(?:[.-]\d[\w:-]{0,30})?"
 _PACKED = r"(?:\.gz|\.zst)?\Z"
@@ -58,7 +64,7 @@ def offset_of(path: str, seconds: float) -> int:
     """
     size = os.path.getsize(path)
     with os.fdopen(descriptor(path), "rb") as file:
-        if log_source.packed(file.read(4)):
+        if _packed(file.read(4)):
             return 0
         last = _last_time(file, size)
         if last is None:
@@ -76,10 +82,13 @@ def offset_of(path: str, seconds: float) -> int:
         return low + file.read(_LOOK).find(b"\n") + 1 if low else 0
 
 
-def blocks(
-    path: str, offset: int = 0, limit: int = 0, block: int = log_source.BLOCK, once: bool = False
-) -> Iterator[bytes]:
-    """The bytes of a log as `log_source.blocks` gives them. Raises AgentError: not-found, permission, missing-tool."""
+def blocks(path: str, offset: int = 0, limit: int = 0, block: int = BLOCK, once: bool = False) -> Iterator[bytes]:
+    """Give the unpacked bytes of a log in blocks, from `offset` of them, at most `limit` where it is set.
+
+    What a growing file gains while it is read is read as well; the end is where a read finds nothing more. A packed
+    file that ends too early gives what it holds. once: leave nothing of it in the page cache, where a server's weights
+    may be. Raises AgentError: not-found, permission, missing-tool.
+    """
     try:
         file = os.fdopen(descriptor(path), "rb")
     except FileNotFoundError:
@@ -87,7 +96,7 @@ def blocks(
     except OSError as error:
         kind = "permission" if isinstance(error, PermissionError) else "failed"
         raise AgentError(kind, "%s: %s" % (path, error.strerror), path=path) from None
-    return log_source.blocks(file, path, offset, limit, block, once)
+    return _unpacked(file, path, offset, limit, block, once)
 
 
 def look(call: Context, path: str = "") -> LogFiles:
@@ -123,6 +132,105 @@ def _time(text: bytes) -> "Optional[datetime]":
         return datetime.strptime(text.decode().replace("T", " "), "%Y-%m-%d %H:%M:%S")
     except ValueError:
         return None
+
+
+def _packed(head: bytes) -> str:
+    """How a file that begins with `head` is packed: 'gzip', 'zstd' or ''."""
+    return "gzip" if head.startswith(_GZIP) else "zstd" if head.startswith(_ZSTD) else ""
+
+
+def _unpacked(
+    file: BufferedReader, path: str, offset: int = 0, limit: int = 0, block: int = BLOCK, once: bool = False
+) -> Iterator[bytes]:
+    """The same of an open file, which is closed at the end."""
+    with file:
+        kind = _packed(file.peek(4)[:4])
+        if kind == "gzip":
+            source = _gunzip(file, block)
+        elif kind == "zstd":
+            source = _unzstd(path, file, block)
+        else:
+            if offset:
+                file.seek(offset)
+            source, offset = _plain(file, block, once), 0
+        left = limit or -1
+        for data in source:
+            if offset:
+                skip = min(offset, len(data))
+                data, offset = data[skip:], offset - skip
+            if left >= 0:
+                data = data[:left]
+                left -= len(data)
+            if data:
+                yield data
+            if left == 0:
+                return
+
+
+def _plain(file: BinaryIO, block: int, once: bool) -> Iterator[bytes]:
+    while True:
+        data = file.read(block)
+        if not data:
+            return
+        yield data
+        if once and hasattr(os, "posix_fadvise"):
+            end = file.tell()
+            os.posix_fadvise(file.fileno(), end - len(data), len(data), os.POSIX_FADV_DONTNEED)
+
+
+def _gunzip(file: BinaryIO, block: int) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as unpacked:
+        while True:
+            try:
+                data = unpacked.read1(block)
+            except (EOFError, zlib.error, OSError):
+                return  # cut short, or still being written
+            if not data:
+                return
+            yield data
+
+
+def _unzstd(path: str, file: BinaryIO, block: int) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        yield from _zstd_command(path, file, block)
+        return
+    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    while True:
+        try:
+            data = reader.read(block)
+        except zstandard.ZstdError:
+            return
+        if not data:
+            return
+        yield data
+
+
+def _zstd_command(path: str, file: BinaryIO, block: int) -> Iterator[bytes]:
+    tool = shutil.which("zstd") or shutil.which("unzstd")
+    if tool is None:
+        raise AgentError(
+            "missing-tool", "%s is packed with zstd, and this host has no zstd" % path, tool="zstd", path=path
+        )
+    os.lseek(file.fileno(), 0, os.SEEK_SET)  # its buffer has read from it
+    process = subprocess.Popen(
+        [tool, "-dcq"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=file,
+    )
+    assert process.stdout is not None
+    try:
+        while True:
+            data = process.stdout.read(block)
+            if not data:
+                return
+            yield data
+    finally:
+        process.stdout.close()
+        process.kill()
+        process.wait()
 
 
 CALLS = {"look": look}

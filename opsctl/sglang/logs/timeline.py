@@ -6,19 +6,17 @@ Times are the log's own text: the host's local time, as SGLang writes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from opsctl.localfiles import opened
+from opsctl import this_machine
 from opsctl.sglang.logs import log_formats
 from opsctl.sglang.logs.blame import Blamed, Candidate, blame, candidate
 from opsctl.sglang.logs.lives import Life, Start, between, follow
-from opsctl.wire import log_source
-from opsctl.wire.calls.logs import Decode, Mark, Rank, Scan
-from opsctl.wire.log_scan import Scanner
+from opsctl.wire.calls.logs import Decode, Mark, Rank, Scan, serverlog_scan
 
 MOST_EVENTS = 400
 
@@ -46,17 +44,13 @@ class Summary:
     log: Mapping[str, Any]
 
 
-def scan_files(paths: Iterable[Path], offset: int = 0) -> Scan:
-    """Scan files of this machine in their order, oldest first, as one log; the first from `offset` on.
+def scan_files(paths: Sequence[Path], offset: int = 0) -> Scan:
+    """Scan files of this machine in their order, oldest first, as one log; the last from `offset` on.
 
-    Raises OSError, AgentError missing-tool.
+    Raises AgentError: not-found, permission, invalid, missing-tool.
     """
-    scanner = Scanner()
-    for path in paths:
-        for data in log_source.blocks(opened(path), str(path), offset):
-            scanner.feed(data)
-        offset = 0
-    return scanner.finish()
+    *older, newest = map(str, paths)
+    return this_machine.call(serverlog_scan(newest, offset, older=older)).result
 
 
 def build(scan: Scan, *, current: bool = False) -> Summary:

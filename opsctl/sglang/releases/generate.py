@@ -114,14 +114,16 @@ def state(folder: Path) -> State:
     registered = dict(registry(source))
     drafts = {name for name, cls in registered.items() if _drafts(source, cls)}
     known = facts.gather(source, ())
-    flags = this_machine.call(launchflags_known(sys.executable, str(folder), str(folder)))
+    flags = this_machine.call(launchflags_known(sys.executable, str(folder), str(folder))).result["flags"]
+    if flags is None:
+        raise UsageError("its launch flags cannot be read", where=str(folder), hint="is its source complete?")
     return {
         "algorithms": algorithms(source),
         "nextn": nextn(source),
         "targets": {name: _told(answer(source, c)) for name, c in registered.items() if name not in drafts},
         "draft": {name: fact.value for name, fact in known.draft.items() if fact.value is not None},
         "draft_classes": dict.fromkeys(drafts, True),
-        "flags": dict.fromkeys(flags.result["flags"], True),
+        "flags": dict.fromkeys(flags, True),
         "fields": dict.fromkeys(_fields(source), True),
         "models": {
             path.removeprefix(_MODELS): True for path in source.files if re.fullmatch(r"srt/models/\w+\.py", path)
