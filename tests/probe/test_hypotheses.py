@@ -241,6 +241,15 @@ def test_a_server_that_stopped() -> None:
     assert found.cause.id == "d2t-crash"
 
 
+def test_what_is_of_eagle3_alone_is_not_found_fine_in_another_kind() -> None:
+    found = walked(replace(GOOD, draft_kind=Kind.MTP, flags=replace(EAGLE3, algorithm="NEXTN")))
+    fine = {j.id for j in found.hypotheses if j.fine}
+    of_eagle3 = {"d2t-crash", "d2t-wrong", "lm-head-missing", "aux-disabled", "names-not-loaded", "head-overwritten"}
+    assert not fine & of_eagle3
+    assert {"algorithm-not-eagle3", "draft-layers-missing", "layer-quantization-dropped"} <= fine
+    assert found.sound
+
+
 def test_an_error_that_has_nothing_to_do_with_drafts_clears_them() -> None:
     full = LogError("cuda_out_of_memory", "torch.OutOfMemoryError: CUDA out of memory", "", "GPU memory ran out", True)
     stopped = replace(GOOD, alive=False, measured=None, verifies=None, drafter=(ABSOLUTE,))

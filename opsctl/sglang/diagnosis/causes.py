@@ -69,7 +69,7 @@ def _of_eagle3(condition: Callable[[Evidence], Condition]) -> Callable[[Evidence
     def look(e: Evidence) -> Condition:
         kind = _draft_kind(e)
         if kind is not None and kind is not Kind.UNKNOWN and not kind.eagle3:
-            return Condition(False, f"the draft model is {kind.value}, not EAGLE-3")
+            return Condition(False, f"the draft model is {kind.value}, not EAGLE-3", applies=False)
         return condition(e)
 
     return look
@@ -204,7 +204,7 @@ _DROPPED = {"Glm4MoeForCausalLM": Range(Version(0, 5, 10), Version(0, 5, 10, 1))
 
 def _layer_quantisation(e: Evidence) -> Condition:
     if (kind := _draft_kind(e)) is not None and kind is not Kind.MTP:
-        return Condition(False, f"the draft model is {kind.value}, not the target's own layers")
+        return Condition(False, f"the draft model is {kind.value}, not the target's own layers", applies=False)
     if e.quant_method == "":
         return Condition(False, "the target's checkpoint is not quantised")
     if e.flags.draft_quantization:
@@ -327,7 +327,7 @@ class Group:
     """Checks that find the same kind of fault.
 
     prefixes: of check names. spared: subjects another group is about. converts: `opsctl drafter convert` mends it.
-    deploys: another draft model does.
+    deploys: another draft model does. eagle3: the checks are of EAGLE-3 alone.
     """
 
     id: str
@@ -338,6 +338,7 @@ class Group:
     spared: tuple[str, ...] = ()
     converts: bool = False
     deploys: bool = True
+    eagle3: bool = False
 
     def mine(self, fault: DrafterFault) -> bool:
         return (
@@ -354,20 +355,20 @@ _OF_OTHERS = ("lm_head", "d2t", "t2d")
 # Measured with one fault at a time on 0.5.9 and 0.5.23: names of the wrong kind gave 1.00 to 2.0 (what is not loaded
 # keeps what memory held), a missing head 1.00, features switched off 1.00 to 1.2.
 GROUPS = (
-    Group("d2t-crash", "`d2t` leads to token ids that do not exist", _MAPPING, _STOPS, _CRASH),
+    Group("d2t-crash", "`d2t` leads to token ids that do not exist", _MAPPING, _STOPS, _CRASH, eagle3=True),
     Group("kind-unsupported", "SGLang has no algorithm for a draft model of this kind",
           ("draft-kind",), frozenset({"unsupported"}), _ANY_LOW | _CRASH),
     Group("drafter-stops-server", "SGLang cannot load or run this drafter",
           ("",), _STOPS, _CRASH, ("d2t", "t2d", "--speculative-algorithm")),
     Group("lm-head-missing", "the drafter's output head is not in its files and stays uninitialised",
-          ("lm-head", "draft-vocab", "tied"), _GARBLES | _SLOWS, _DEAD),
+          ("lm-head", "draft-vocab", "tied"), _GARBLES | _SLOWS, _DEAD, eagle3=True),
     Group("aux-disabled", "the drafter's config switches the target's features off, and `fc` is skipped",
-          ("use-aux",), _GARBLES | _SLOWS, _GARBAGE),
-    Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE),
+          ("use-aux",), _GARBLES | _SLOWS, _GARBAGE, eagle3=True),
+    Group("d2t-wrong", "`d2t` maps draft ids to the wrong tokens", _MAPPING, _GARBLES | _SLOWS, _GARBAGE, eagle3=True),
     Group("draft-layers-missing", "the target's own layers that draft are not in its files and stay uninitialised",
           ("draft-layers",), _GARBLES, _GARBAGE, deploys=False),
     Group(_NAMES, "tensors have names that this loader drops without a word",
-          ("tensor",), _GARBLES | _SLOWS, _ANY_LOW, _OF_OTHERS, converts=True),
+          ("tensor",), _GARBLES | _SLOWS, _ANY_LOW, _OF_OTHERS, converts=True, eagle3=True),
     Group("drafter-garbage", "the drafter's weights or config make it draft garbage",
           ("",), _GARBLES, _ANY_LOW, ("--speculative-algorithm",)),
     Group("drafter-degraded", "the drafter's weights or config lose acceptance", ("",), _SLOWS, _FAINT_OR_PARTIAL),
@@ -393,7 +394,7 @@ def _condition(group: Group) -> Callable[[Evidence], Condition]:
             _remedy(group, e, first),
         )
 
-    return look
+    return _of_eagle3(look) if group.eagle3 else look
 
 
 def _remedy(group: Group, e: Evidence, first: DrafterFault) -> str:

@@ -25,13 +25,17 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Whether a hypothesis's condition holds; None: not known, and `decide` says what would tell."""
+    """Whether a hypothesis's condition holds; None: not known, and `decide` says what would tell.
+
+    applies: whether there was anything to look at; a condition that does not apply does not hold.
+    """
 
     holds: bool | None
     seen: str
     evidence: tuple[str, ...] = ()
     remedy: str = ""
     decide: str = ""
+    applies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,9 @@ def _judge(h: Hypothesis, e: Evidence, symptoms: frozenset[Symptom]) -> Judged:
     else:
         verdict = Verdict.UNDECIDABLE
         seen = f"{c.seen}; {c.decide}" if c.decide else c.seen
-    return Judged(h.id, h.claim, verdict, _words(h.predicts), seen, c.evidence, c.remedy, h.effect, c.holds is False)
+    return Judged(
+        h.id, h.claim, verdict, _words(h.predicts), seen, c.evidence, c.remedy, h.effect, c.holds is False and c.applies
+    )
 
 
 def _words(predicts: frozenset[Symptom]) -> str:
