@@ -1,9 +1,10 @@
 """Serves a tiny model of each family with an EAGLE-3 draft model, and compares what is captured with opsctl's table.
 
 The proof is the width that the draft model receives with its first request: three times that of the target where hidden
-states are captured, once where they are not. Where a server dies instead, its error is kept.
+states are captured, once where they are not. Where a server dies instead, its error is kept, and unless that names the
+method which is missing, the target is served without a draft model, too: one that dies then as well proves nothing.
 
-    python -m tests.real.kit.prove_capture [NAME ...] [--release 0.5.9] [--write docs/reference/proved-targets.md]
+    python -m tests.real.kit.prove_capture [NAME ...] [--release 0.5.9]
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Outcome:
     @property
     def captures(self) -> bool | None:
         """Whether the target captured; None where this machine cannot tell, since the target does not run on it."""
-        if self.width:
-            return self.width == AUX * WIDTH and not self.error
-        return False if self.error and not self.control else None
+        if self.error:
+            return None if self.control else False
+        return self.width == AUX * WIDTH
 
     @property
     def agrees(self) -> bool | None:
@@ -60,7 +61,7 @@ class Outcome:
 
 
 def prove(family: Family, release: str, folder: Path) -> Outcome:
-    """Serve with the draft model; where that dies without a width and for no known want, without it as a control."""
+    """Serve with the draft model, and where that dies for want of no method, without it."""
     target, received = family.make(folder / "target"), folder / "widths"
     error = served(family, release, target, folder / "server.log", received)
     width = int(received.read_text().split()[0]) if received.exists() else None
