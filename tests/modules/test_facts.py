@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from opsctl.agent.core import facts
+from opsctl.agent.files.if_readable import names_in, text_of
 from tests.modules.conftest import InProcess, Play
 
 
@@ -35,6 +36,15 @@ def test_a_part_that_hangs_and_one_that_fails_cost_only_themselves(monkeypatch: 
     never.set()
     assert known["missing"] == {"disks": "no answer in 0.2 s", "numa": "ValueError: nonsense in /proc"}
     assert "os" in known
+
+
+def test_settings_of_the_kernel_are_read_and_long_files_whole(tmp_path: Path) -> None:
+    """The kernel refuses to give a setting to whoever asks for many bytes at a time."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    assert text_of(str(boot)) == boot.read_text()
+    (tmp_path / "long").write_text("ä line\n" * 100_000)
+    assert text_of(str(tmp_path / "long")) == "ä line\n" * 100_000
+    assert (text_of(str(tmp_path / "none")), names_in(str(tmp_path / "none"))) == ("", [])
 
 
 def test_network_mounts_are_listed_and_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:

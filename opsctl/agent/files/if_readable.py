@@ -6,13 +6,20 @@ import contextlib
 import os
 from typing import List
 
-_MOST = 64 << 20  # characters: the memory map of a large process is a few million
+_MOST = 64 << 20  # bytes: the memory map of a large process has a few millions
+_PIECE = 64 << 10  # bytes: of a setting in /proc/sys the kernel gives none where it is asked for many at a time
 
 
 def text_of(path: str) -> str:
     """The text of a file; what is none is replaced."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
-        return stream.read(_MOST)
+    found = bytearray()
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as stream:
+        while len(found) < _MOST:
+            part = stream.read(_PIECE)
+            if not part:
+                break
+            found += part
+        return found.decode("utf-8", "replace")
     return ""
 
 
