@@ -20,7 +20,7 @@ class Serving:
     """How the server is started.
 
     Args:
-        tp: tensor-parallel size.
+        tp: tensor-parallel size. tp_known: whether anybody has said it; what an assumed one would do is only noted.
         context_length: None for the target's own.
         algorithm: `--speculative-algorithm`; None for the one that is right for the drafter.
         overwrite_longer: SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN is set.
@@ -38,6 +38,7 @@ class Serving:
     steps: int | None = None
     topk: int | None = None
     draft_tokens: int | None = None
+    tp_known: bool = True
 
 
 @dataclass(frozen=True)

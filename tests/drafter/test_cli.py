@@ -188,3 +188,11 @@ def test_stage_refuses_what_does_not_fit_unless_the_finding_is_named(
     assert run([*stage, "--force", "context-length"]) == 0
     (release,) = (tmp_path / "weights/releases/draft").iterdir()
     assert (release / "model.safetensors").read_bytes() == (tmp_path / "drafter/model.safetensors").read_bytes()
+
+
+def test_a_size_that_nobody_has_said_is_no_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = str(build.specforge(build.Dims(heads=28, kv_heads=4, head_dim=2, intermediate=96)).write(tmp_path / "d"))
+    for said, code, verdict in (([], 0, "note"), (["--tp", "8"], 11, "load-error"), (["--tp", "4"], 0, None)):
+        assert run(["drafter", "check", folder, "--sglang", "0.5.9", "--json", *said]) == code
+        found = json.loads(capfd.readouterr().out)["findings"]
+        assert {one["check"]: one["verdict"] for one in found}.get("tp-division") == verdict

@@ -69,7 +69,9 @@ def _claimed(case: Case, subject: str, config: Any, remedy: str) -> Remark:
     plain = all(t.dtype in _FLOATS for t in weights)
     if uneven:
         tensors = f"all {len(weights)} projections are {weights[0].dtype}" if plain and weights else "blocks do not fit"
-        return finding(Verdict.LOAD_ERROR, f"{method}, but {tensors}; {uneven}: ValueError")
+        if case.serving.tp_known:
+            return finding(Verdict.LOAD_ERROR, f"{method}, but {tensors}; {uneven}: ValueError")
+        return finding(Verdict.NOT_JUDGED, f"{method}; {uneven}: ValueError, if tensor parallel is {case.serving.tp}")
     if scales or not weights or (not plain and method != "fp8"):
         return finding(Verdict.NOTE, f"{method}: a quantised drafter, values not judged")
     tensors = f"{method}, but all {len(weights)} projections are {weights[0].dtype} and there is no scale"

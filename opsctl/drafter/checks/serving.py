@@ -52,7 +52,11 @@ def divisible(case: Case, version: Version) -> Iterator[Remark]:
             n for n in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if n < tp and not _indivisible(draft, version, n)
         )
         detail = f"{size}{how} cannot be split over tensor parallel {tp}: assertion when the class is built"
-        yield Remark("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits} splits all of it")
+        if case.serving.tp_known:
+            yield Remark("tp-division", Verdict.LOAD_ERROR, key, detail, f"--tp {fits} splits all of it")
+        else:
+            remedy = f"say the size with --tp; {fits} splits all of it"
+            yield Remark("tp-division", Verdict.NOTE, key, f"{detail}; but {tp} is only assumed", remedy)
 
 
 def _indivisible(draft: Settings, version: Version, tp: int) -> list[tuple[str, int, str]]:

@@ -90,9 +90,9 @@ def judged(
 
     read: reads the drafter's folder.
     """
-    serving = met.serving if met else Serving()
+    serving = met.serving if met else Serving(tp_known=False)
     if tp is not None:
-        serving = replace(serving, tp=tp)
+        serving = replace(serving, tp=tp, tp_known=True)
     if context_length is not None:
         serving = replace(serving, context_length=context_length)
     likeness = compared(folder, read, target.path, target.read) if target else None
@@ -250,12 +250,13 @@ class _Meeting:
 
     def _serving(self, started: command.Launch | None, environment: Mapping[str, Any]) -> Serving:
         tp = (started.tp if started else None) or self.settings.tp
+        known = tp is not None
         if tp is None:
             self.unknown.append("tensor parallelism: 1 is taken" if started else "tensor parallelism: 8 is taken")
             tp = 1 if started else 8
         if started is None:
             self.unknown.append("how it is started: no `launch` in the inventory, and no server runs")
-            return Serving(tp=int(tp))
+            return Serving(tp=int(tp), tp_known=known)
         # A launch command without an algorithm gets EAGLE3 together with the drafter (command.with_drafter).
         found = Serving(
             tp=int(tp),
