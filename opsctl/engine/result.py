@@ -10,6 +10,7 @@ from opsctl.engine.events import Status
 from opsctl.engine.unknown import Undecided, Unknown
 from opsctl.errors import OpsctlError
 from opsctl.modules.contract import FileDiff
+from opsctl.secret import mask
 
 _WORST: tuple[Status, ...] = ("unreachable", "failed", "unknown", "changed", "ran", "ok", "skipped")
 
@@ -39,9 +40,12 @@ class Result:
 
     @property
     def output(self) -> tuple[str, ...]:
-        """What the command of the task printed, in lines; under a heading where it wrote to both of its streams."""
+        """What the command of the task printed, in lines; under a heading where it wrote to both of its streams.
+
+        Masked as a whole: a secret may go on over the end of a line.
+        """
         streams = {
-            name: text.splitlines()
+            name: mask(text).splitlines()
             for name in ("stdout", "stderr")
             if isinstance(text := self.values.get(name), str) and text.strip()
         }

@@ -18,7 +18,8 @@ from typing import Callable, Iterable, Iterator, Match, Optional, Pattern, Set
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 4  # characters; masking shorter values would blot out ordinary text
-LONG = 8  # characters of a value, or of a part of it, that are no chance where a line ends
+LONG = 8  # characters of a part of a value that are no chance where a line ends
+BROKEN = 6  # characters of a whole one that are no chance where two lines meet
 _EDGES = ("", "\n", "\r", "…")
 _HTML = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"))
 _QUOTES = (("&quot;", "&#x27;"), ("&#34;", "&#39;"), ("&quot;", "&apos;"), ("&quot;", "'"))
@@ -136,7 +137,7 @@ class Known:
 def _over_lines(text: str, pattern: Pattern[str], replacement: str) -> str:
     matches = [found.span() for found in pattern.finditer(_ENDS.sub("", text))]
     # Shorter ones are found by chance where two lines meet.
-    matches = [(start, end) for start, end in matches if end - start >= LONG]
+    matches = [(start, end) for start, end in matches if end - start >= BROKEN]
     if not matches:
         return text
     starts, places = [0], [0]  # where each line begins, without line ends and with them
