@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from opsctl import modules
 from opsctl.engine import past_runs, templating
 from opsctl.engine.events import Status
-from opsctl.engine.model import count_of, duration_of
+from opsctl.engine.model import count_of, duration_of, limit_of
 from opsctl.engine.prepare import Item, converted, keyword
 from opsctl.engine.result import Result, not_seen
 from opsctl.engine.scope import Layer
@@ -129,7 +129,7 @@ class Doing:
     def _once(self, item: Item, seen: Sequence[Pending] | None) -> Result:
         """One attempt; what goes wrong on the host is a result, what the user wrote wrongly is raised."""
         self._check_cancelled()
-        timeout = keyword(self.task, "timeout", item.scope, duration_of)
+        timeout = keyword(self.task, "timeout", item.scope, limit_of)
         if self.deadline is not None:
             left = max(0.1, self.deadline - time.monotonic())
             timeout = left if timeout is None else min(timeout, left)
@@ -252,7 +252,7 @@ class Doing:
         if self.task.keys.supervise:
             said = self.task.keys.supervise.confirm_within
             at = self.task.at / "supervise" / "confirm_within"
-            within = converted(said, item.scope, at, duration_of)
+            within = converted(said, item.scope, at, limit_of)
         self._changing = self.ran = True
         sent = self.session.apply(self.task.become, self.label, change, within, self._progress())
         self.applied(sent)

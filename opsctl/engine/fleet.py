@@ -16,7 +16,7 @@ from opsctl.engine.connections import Connected, Connections
 from opsctl.engine.events import Event, HostConnected, HostEnded, HostStatus, Note, PlayStarted, Problem
 from opsctl.engine.execute import Reverted
 from opsctl.engine.hostrun import HostRun, PlayOnHost
-from opsctl.engine.model import duration_of
+from opsctl.engine.model import limit_of
 from opsctl.engine.prepare import converted
 from opsctl.engine.scope import Scope
 from opsctl.engine.session import Interrupted, RunInfo, Session
@@ -326,5 +326,5 @@ def _deadline(play: Play, it: PlayOnHost) -> float | None:
     if said is None:
         return None
     if isinstance(said, str):
-        said = converted(said, Scope(it.layers), play.at / "timeout", duration_of)
+        said = converted(said, Scope(it.layers), play.at / "timeout", limit_of)
     return time.monotonic() + said

@@ -102,6 +102,11 @@ def duration_of(value: float | str) -> float:
     return _checked(_DURATION, value)
 
 
+def limit_of(value: float | str) -> float:
+    """A rendered duration after which something is given up, in seconds: more than 0. Raises ValueError."""
+    return _checked(_LIMIT, value)
+
+
 def count_of(value: int | str) -> int:
     """A rendered count. Raises ValueError."""
     return _checked(_COUNT, value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from opsctl.engine import gates, templating
-from opsctl.engine.model import count_of, duration_of
+from opsctl.engine.model import count_of, duration_of, limit_of
 from opsctl.engine.prepare import TaskContext, converted, keyword, prepare, scope_of
 from opsctl.engine.scope import Layer, Scope
 from opsctl.engine.tasks import Play, Task, walk
@@ -56,13 +56,13 @@ def _check_keys(task: Task, scope: Scope) -> None:
     if task.keys.register_:
         own[task.keys.register_] = own["result"]
     scope = scope.over(Layer(own))
-    readers: dict[str, Callable[[Any], Any]] = {"retries": count_of, "delay": duration_of, "timeout": duration_of}
+    readers: dict[str, Callable[[Any], Any]] = {"retries": count_of, "delay": duration_of, "timeout": limit_of}
     for key, convert in readers.items():
         with contextlib.suppress(Undecided):
             keyword(task, key, scope, convert)
     if task.keys.supervise:
         with contextlib.suppress(Undecided):
-            converted(task.keys.supervise.confirm_within, scope, task.at / "supervise" / "confirm_within", duration_of)
+            converted(task.keys.supervise.confirm_within, scope, task.at / "supervise" / "confirm_within", limit_of)
     for key in ("until", "changed_when", "failed_when"):
         if (condition := getattr(task.keys, key)) is not None:
             with contextlib.suppress(Undecided):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from opsctl.errors import UsageError
 from opsctl.gpu import wanted
+from opsctl.localfiles import from_home
 from opsctl.modules.contract import Action, ModuleArgs, Outcome, Progress, Site
 from opsctl.quantities import Duration
 from opsctl.secret import secrets_in
@@ -71,7 +72,7 @@ def outcome(host: str, made: Collected) -> Outcome:
 
 def _folder(name: str) -> Path:
     try:
-        folder = Path(name).expanduser()
+        folder = from_home(name)
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "nobody of that name has a home"

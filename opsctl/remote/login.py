@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from opsctl.errors import AuthFailed
-from opsctl.localfiles import demand_file, opened, read
+from opsctl.localfiles import demand_file, from_home, opened, read
 from opsctl.remote import hostkeys, questions
 from opsctl.remote.lean_paramiko import paramiko, words
 from opsctl.remote.ssh_config import Hop
@@ -111,7 +111,7 @@ def _keys(hop: Hop, tried: list[str]) -> Iterator[tuple[str, str | None, paramik
 
 def _from_file(file: str, hop: Hop, tried: list[str], *, named: bool) -> Iterator[tuple[str, str, paramiko.PKey]]:
     try:
-        demand_file(Path(file).expanduser())
+        demand_file(from_home(file))
         key = paramiko.PKey.from_path(file)
     except FileNotFoundError:
         if named:

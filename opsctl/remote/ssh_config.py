@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from opsctl.errors import UsageError
+from opsctl.localfiles import from_home
 from opsctl.remote.spec import ConnectionSpec
 from opsctl.secret import Secret
 from opsctl.text import one_line
@@ -104,7 +105,7 @@ def read(host: str, config: str | None, user: str | None, port: int | None) -> O
         given["port"] = [str(port)]
     if config == "none":
         return given
-    if config is not None and not Path(config).expanduser().is_file():
+    if config is not None and not from_home(config).is_file():
         raise UsageError(f"there is no OpenSSH configuration {config}", hint="see `ssh_config` of the host")
     ssh = shutil.which("ssh")
     found = _ask_openssh(ssh, host, config, user, port) if ssh else _ask_fabric(host, config)
@@ -167,14 +168,14 @@ def _hop(target: str, options: Options, spec: ConnectionSpec) -> Hop:
     if own is None:
         own = _files(options.get("userknownhostsfile", ("~/.ssh/known_hosts",)), tokens)
         everybodys = _files(options.get("globalknownhostsfile", ()), tokens)
-    own = tuple(str(Path(f).expanduser()) for f in own)
+    own = tuple(str(from_home(f)) for f in own)
     proxy = _one(options, "proxycommand")
     return Hop(
         address=address,
         port=port,
         user=user,
         key_name=alias or (address if port == 22 else f"[{address}]:{port}"),
-        keys=tuple(str(Path(k).expanduser()) for k in spec.keys),
+        keys=tuple(str(from_home(k)) for k in spec.keys),
         configured_keys=tuple(f for f in configured if Path(f).is_file()),
         certificates=tuple(_path(f, tokens) for f in options.get("certificatefile", ())),
         use_agent=(_one(options, "identityagent") or "").lower() != "none",
@@ -189,7 +190,7 @@ def _hop(target: str, options: Options, spec: ConnectionSpec) -> Hop:
 
 
 def _ask_openssh(ssh: str, host: str, config: str | None, user: str | None, port: int | None) -> Options:
-    argv = [ssh, "-G", *(["-F", str(Path(config).expanduser())] if config else [])]
+    argv = [ssh, "-G", *(["-F", str(from_home(config))] if config else [])]
     argv += [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False)
@@ -212,7 +213,7 @@ def _ask_fabric(host: str, config: str | None) -> Options:
     """What fabric reads of the file that was named, else of the user's and the system's, where OpenSSH is missing."""
     from fabric import Config
 
-    named = str(Path(config).expanduser()) if config else None
+    named = str(from_home(config)) if config else None
     settings = Config(lazy=True, runtime_ssh_path=named)
     settings.load_ssh_config()
     values: dict[str, Any] = dict(settings.base_ssh_config.lookup(host))

@@ -93,6 +93,7 @@ def load(project: Project, text: str) -> None:
         ("when: written.changed", "when: writen.changed", 40, 13, ["writen", "written"]),
         ("when: written.changed", "when: written.changed ==", 40, 13, ["template error"]),
         ("      loop: [1, 2]", "      loop: 5", 43, 13, ["list"]),
+        ("      loop: [1, 2]", "      timeout: \"{{ size - 3 }}\"", 43, 16, ["timeout", "more than 0"]),
         ("      loop: [1, 2]", "      with_items: [1, 2]", 43, 7, ["loop"]),
         ("content: \"{{ size }}\\n\"", "content: \"{{ sise }}\\n\"", 27, 18, ["sise", "size"]),
         ("  hosts: here", "  hosts: hear", 3, 10, ["hear", "here"]),
