@@ -8,7 +8,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,12 +85,7 @@ class Kimi:
         return found["cause"], found["remedy"]
 
     def _counted(self) -> float:
-        body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/generate", json.dumps(body).encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            meta: dict[str, Any] = json.load(answer)["meta_info"]
+        meta = server.ask(f"http://127.0.0.1:{self.port}", PROMPT, TOKENS)
         return float(1 + meta["spec_accept_token_num"] / meta["spec_verify_ct"])
 
 

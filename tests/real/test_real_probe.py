@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def test_the_wrong_flag_is_named_after_ordinary_requests_and_no_probe(
     )
     with server.serving(argv, server.environ(), tmp_path / "server.log") as running:
         for requests in (1, 3):
-            counted = [ask(running.url, [40, 44, 48, 52], 48) for _ in range(requests)]
+            counted = [server.ask(running.url, [40, 44, 48, 52], 48) for _ in range(requests)]
             code, told = diagnose(capsys, "--port", str(running.port), "--no-requests")
             assert (code, told["cause"], told["measured"]["source"]) == (10, "algorithm-not-eagle3", "server")
     # The first lines of the log say what was accepted, 1.00 or a chance hit more: no first token is counted in them.
@@ -172,19 +171,10 @@ def counters(url: str) -> float:
     """The acceptance length by the counters in the server's own answers to the same prompts."""
     accepted = steps = 0
     for line in PROMPTS.splitlines():
-        meta = ask(url, json.loads(line)["input_ids"], TOKENS)
+        meta = server.ask(url, json.loads(line)["input_ids"], TOKENS)
         accepted += meta.get("spec_accept_token_num", meta.get("spec_num_correct_drafts", 0))
         steps += meta["spec_verify_ct"]
     return 1 + accepted / steps
-
-
-def ask(url: str, ids: list[int], tokens: int) -> dict[str, Any]:
-    """What a server counted for a greedy request."""
-    body = json.dumps({"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": tokens}})
-    asked = urllib.request.Request(url + "/generate", body.encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        meta: dict[str, Any] = json.load(answer)["meta_info"]
-    return meta
 
 
 def own_counts(log: Path) -> float:

@@ -10,11 +10,9 @@ method which is missing, the target is served without a draft model, too: one th
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -80,12 +78,8 @@ def served(family: Family, release: str, target: Path, log: Path, widths: Path |
     env = server.environ() | ({"OPSCTL_NOTE_WIDTHS": str(widths)} if widths else {})
     try:
         with server.serving(argv, env, log) as running:
-            body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}}
-            asked = urllib.request.Request(
-                running.url + "/generate", json.dumps(body).encode(), {"content-type": "application/json"}
-            )
-            with urllib.request.urlopen(asked, timeout=120):
-                return ""
+            server.ask(running.url, PROMPT, 6)
+            return ""
     except (server.DidNotStart, OSError):
         found = _ERROR.findall(log.read_text(errors="replace"))
         return found[0] if found else "the server ended without an error in its log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import environment
 
@@ -88,6 +90,16 @@ def serving(argv: Sequence[str], env: dict[str, str], log: Path) -> Iterator[Run
         yield Running(url, port, process.pid, log, tuple(argv))
     finally:
         _stop(process)
+
+
+def ask(url: str, ids: Sequence[int], tokens: int, patience: float = 120) -> dict[str, Any]:
+    """The `meta_info` of the answer to a greedy request that stops at so many tokens and not before."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    body = json.dumps({"input_ids": list(ids), "sampling_params": sampling}).encode()
+    asked = urllib.request.Request(url + "/generate", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=patience) as answer:
+        meta: dict[str, Any] = json.load(answer)["meta_info"]
+    return meta
 
 
 def free_port() -> int:
