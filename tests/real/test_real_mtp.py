@@ -33,7 +33,6 @@ VARIANTS = [
     Variant("0.5.23", "EAGLE", "good", 4.0, 4.0, None),
     Variant("0.5.9", "EAGLE", "nextn-lost", 1.0, 1.3, "draft-layers-missing"),
     Variant("0.5.23", "NEXTN", "nextn-lost", 1.0, 1.3, "draft-layers-missing"),
-    Variant("0.5.9", "NEXTN", "nextn-swapped", 1.0, 1.3, None),  # nothing tells it from prompts that do not suit
 ]
 
 

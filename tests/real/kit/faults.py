@@ -68,15 +68,6 @@ def nextn_lost(c: Checkpoint) -> Checkpoint:
     return replace(c, tensors={name: t for name, t in c.tensors.items() if ".layers.8." not in name})
 
 
-def nextn_swapped(c: Checkpoint) -> Checkpoint:
-    """`eh_proj.weight` made for the hidden state first: everything fits that can be read, and every draft is wrong."""
-    name = "model.layers.8.eh_proj.weight"
-    dtype, shape, data = c.tensors[name]
-    row = len(data) // shape[0]
-    rows = (data[n + row // 2 : n + row] + data[n : n + row // 2] for n in range(0, len(data), row))
-    return replace(c, tensors=c.tensors | {name: (dtype, shape, b"".join(rows))})
-
-
 FAULTS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "layers0": layers0,
     "no-lm-head": no_lm_head,
@@ -86,7 +77,6 @@ FAULTS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "scrambled": scrambled,
     "half-copied": half_copied,
     "nextn-lost": nextn_lost,
-    "nextn-swapped": nextn_swapped,
 }
 
 
